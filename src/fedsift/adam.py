@@ -1,0 +1,79 @@
+"""The local update of the paper, equations (3)-(5), on tensors ``(..., d)``.
+
+ε stands *inside* the square root and there is no bias correction, so ``torch.optim.Adam`` is not
+equivalent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fedsift.vector import Moments
+
+Gradient = Callable[[Tensor], Tensor]
+
+
+def first_moment(m: Tensor, gradient: Tensor, beta1: float) -> Tensor:
+    """Equation (4): m ← β₁ m + (1 − β₁) g.
+
+    >>> first_moment(torch.tensor([1.0]), torch.tensor([0.0]), beta1=0.5)
+    tensor([0.5000])
+    """
+    return beta1 * m + (1 - beta1) * gradient
+
+
+def second_moment(v: Tensor, gradient: Tensor, beta2: float) -> Tensor:
+    """Equation (5): v ← β₂ v + (1 − β₂) g².
+
+    >>> second_moment(torch.tensor([0.0]), torch.tensor([2.0]), beta2=0.5)
+    tensor([2.])
+    """
+    return beta2 * v + (1 - beta2) * gradient.square()
+
+
+def direction(m: Tensor, v: Tensor, eps: float) -> Tensor:
+    """The step of equation (3) before the learning rate: m / √(v + ε).
+
+    >>> direction(torch.tensor([3.0]), torch.tensor([5.0]), eps=4.0)
+    tensor([1.])
+    """
+    return m / (v + eps).sqrt()
+
+
+def adam_step(
+    x: Moments, gradient: Tensor, *, lr: float, beta1: float, beta2: float, eps: float
+) -> Moments:
+    """One local step: equations (4), (5), then (3).
+
+    >>> x = adam_step(Moments.start(torch.zeros(1)), torch.ones(1),
+    ...               lr=0.1, beta1=0.9, beta2=0.999, eps=1e-6)
+    >>> [round(float(t), 4) for t in x]
+    [-0.3161, 0.1, 0.001]
+    """
+    m = first_moment(x.m, gradient, beta1)
+    v = second_moment(x.v, gradient, beta2)
+    return Moments(x.w - lr * direction(m, v, eps), m, v)
+
+
+def centralized_adam(
+    w: Tensor,
+    gradient: Gradient,
+    *,
+    steps: int,
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-6,
+) -> Moments:
+    """Adam on one machine that sees all the data: what FedAdam is measured against.
+
+    >>> x = centralized_adam(torch.tensor([1.0]), lambda w: 2 * w, steps=200, lr=0.01)
+    >>> bool(x.w.abs() < 0.1)
+    True
+    """
+    x = Moments.start(w)
+    for _ in range(steps):
+        x = adam_step(x, gradient(x.w), lr=lr, beta1=beta1, beta2=beta2, eps=eps)
+    return x

@@ -1,0 +1,101 @@
+"""Which coordinates are sent: the sparse masks of the paper and of its related work.
+
+A mask is a boolean tensor ``(clients, d)``; a client keeps the coordinates where it is true.
+Every top-k mask has exactly k ones a client, and ties go to the lower index.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsift.vector import Layout, Moments
+
+
+def kept(density: float, d: int) -> int:
+    """How many of d coordinates a density α keeps: k = max(1, round(α d)).
+
+    >>> kept(0.05, 21_840), kept(1e-9, 10)
+    (1092, 1)
+    """
+    if not 0 < density <= 1:
+        raise ValueError(f"density must be in (0, 1], got {density}")
+    return max(1, round(density * d))
+
+
+def top_k(x: Tensor, k: int) -> Tensor:
+    """The mask 1_Topk(x): the k coordinates of largest magnitude, per client.
+
+    >>> top_k(torch.tensor([[3.0, -5.0, 5.0, 0.0]]), 2).tolist()
+    [[False, True, True, False]]
+    """
+    d = x.shape[-1]
+    if not 1 <= k <= d:
+        raise ValueError(f"k must be between 1 and d = {d}, got {k}")
+    magnitude = x.abs()
+    _refuse_nan(magnitude)
+    threshold = magnitude.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    above = magnitude > threshold
+    tied = magnitude == threshold
+    room = k - above.sum(-1, keepdim=True)
+    return above | (tied & (tied.cumsum(-1) <= room))
+
+
+def top_k_union(delta: Moments, k: int) -> Tensor:
+    """Fairness-Top's mask: the k largest of max(|ΔW|, |ΔM|, |ΔV|).
+
+    >>> x = Moments(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), torch.zeros(1, 2))
+    >>> top_k_union(x, 1).tolist()
+    [[False, True]]
+    """
+    return top_k(torch.maximum(delta.w.abs(), torch.maximum(delta.m.abs(), delta.v.abs())), k)
+
+
+def top_k_separate(delta: Moments, k: int) -> Moments:
+    """FedAdam-Top's three masks: each tensor's own k largest.
+
+    >>> x = Moments(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), torch.zeros(1, 2))
+    >>> [mask.tolist() for mask in top_k_separate(x, 1)]
+    [[[True, False]], [[False, True]], [[True, False]]]
+    """
+    return Moments(top_k(delta.w, k), top_k(delta.m, k), top_k(delta.v, k))
+
+
+def top_k_per_layer(x: Tensor, density: float, layout: Layout) -> Tensor:
+    """The same density in every layer, instead of over the whole vector.
+
+    >>> layout = Layout.of(torch.nn.Linear(2, 2))
+    >>> top_k_per_layer(torch.tensor([[9.0, 8.0, 7.0, 6.0, 0.2, 0.1]]), 0.5, layout).tolist()
+    [[True, True, False, False, True, False]]
+    """
+    layers = [x[..., span] for span in layout.layers.values()]
+    return torch.cat([top_k(part, kept(density, part.shape[-1])) for part in layers], dim=-1)
+
+
+def rand_k(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """K coordinates a client drawn uniformly, whatever their values (Rand-k).
+
+    >>> rand_k(torch.zeros(2, 10), 3, torch.Generator().manual_seed(0)).sum(-1).tolist()
+    [3, 3]
+    """
+    _refuse_nan(x)
+    draw = torch.rand(x.shape, generator=generator, dtype=torch.float64, device=generator.device)
+    return top_k(draw.to(x.device), k)
+
+
+def threshold(x: Tensor, v: float) -> Tensor:
+    """Every coordinate whose magnitude exceeds v (Threshold-v); the count may differ by client.
+
+    >>> threshold(torch.tensor([[0.5, -2.0, 1.0]]), 0.9).tolist()
+    [[False, True, True]]
+    """
+    if not v >= 0:
+        raise ValueError(f"the threshold must be a number of at least 0, got {v}")
+    _refuse_nan(x)
+    return x.abs() > v
+
+
+def _refuse_nan(x: Tensor) -> None:
+    # On an accelerator this look would stall the device; the engine checks there, once a round.
+    if x.device.type == "cpu" and bool(x.isnan().any()):
+        raise ValueError("cannot choose coordinates of a tensor that holds NaN")

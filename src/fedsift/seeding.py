@@ -1,0 +1,29 @@
+"""Random streams named by what they are for, so that no draw depends on what was drawn before."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+
+def stream(seed: int, *purpose: int | str) -> np.random.Generator:
+    """The generator for one purpose, say ``stream(seed, "batches", round, client)``.
+
+    >>> [int(stream(0, "cohort", 1).integers(100)) for _ in range(2)]
+    [81, 81]
+    """
+    return np.random.default_rng(_key(seed, purpose))
+
+
+def torch_seed(seed: int, *purpose: int | str) -> int:
+    """A seed for a torch generator, likewise named by its purpose.
+
+    >>> torch_seed(0, "model") != torch_seed(0, "dropout")
+    True
+    """
+    return int(np.random.SeedSequence(_key(seed, purpose)).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _key(seed: int, purpose: tuple[int | str, ...]) -> list[int]:
+    return [seed, *(zlib.crc32(p.encode()) if isinstance(p, str) else p for p in purpose)]
