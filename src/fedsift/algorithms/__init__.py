@@ -1,0 +1,33 @@
+"""Federated methods, one file each. Each function makes an :class:`Algorithm` from its settings."""
+
+from fedsift.algorithms.efficient_adam import efficient_adam
+from fedsift.algorithms.fairness_top import fairness_top
+from fedsift.algorithms.fedadam import fedadam
+from fedsift.algorithms.fedadam_ssm import fedadam_ssm
+from fedsift.algorithms.fedadam_ssm_m import fedadam_ssm_m
+from fedsift.algorithms.fedadam_ssm_v import fedadam_ssm_v
+from fedsift.algorithms.fedadam_top import fedadam_top
+from fedsift.algorithms.fedsgd import fedsgd
+from fedsift.algorithms.method import METHODS, Algorithm, Context, Phase, find, method, settings_of
+from fedsift.algorithms.onebit_adam import onebit_adam
+from fedsift.algorithms.sparse_fedsgd import sparse_fedsgd
+
+__all__ = [
+    "METHODS",
+    "Algorithm",
+    "Context",
+    "Phase",
+    "efficient_adam",
+    "fairness_top",
+    "fedadam",
+    "fedadam_ssm",
+    "fedadam_ssm_m",
+    "fedadam_ssm_v",
+    "fedadam_top",
+    "fedsgd",
+    "find",
+    "method",
+    "onebit_adam",
+    "settings_of",
+    "sparse_fedsgd",
+]

@@ -1,0 +1,29 @@
+"""FedAdam-SSM_V: the ablation of FedAdam-SSM whose shared mask is the top-k of ΔV.
+
+The paper, section VI-A, "Baselines"; everything but the mask is FedAdam-SSM's.
+"""
+
+from __future__ import annotations
+
+from fedsift.algorithms.fedadam_ssm import shared_mask_fedadam
+from fedsift.algorithms.method import Algorithm, method
+from fedsift.mask import top_k
+
+
+@method("fedadam-ssm-v")
+def fedadam_ssm_v(
+    density: float = 0.05,
+    local_steps: int = 30,
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-6,
+) -> Algorithm:
+    """FedAdam-SSM with the shared mask 1_Topk(ΔV).
+
+    >>> fedadam_ssm_v().name
+    'fedadam-ssm-v'
+    """
+    return shared_mask_fedadam(
+        lambda delta, k: top_k(delta.v, k), density, local_steps, lr, beta1, beta2, eps
+    )

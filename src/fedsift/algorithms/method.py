@@ -1,0 +1,200 @@
+"""What a method is: how a client trains, what it keeps, what it sends, how the server merges.
+
+A method is a set of pure functions on stacked tensors ``(clients, d)``. :func:`method` gives it its
+command-line name and checks its settings.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ParamSpec
+
+import torch
+from torch import Tensor
+
+from fedsift.codec.update import Parts, Role, dense, moments, sparse
+from fedsift.vector import Layout, Moments
+
+P = ParamSpec("P")
+Memory = Mapping[str, Tensor]
+"""What a party keeps between rounds: by name, ``(clients, d)`` on clients and ``(1, d)`` on the
+server. It begins at zero."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method may know of the round beside the tensors."""
+
+    layout: Layout
+    round: int
+    seed: int
+    clients: tuple[int, ...]
+
+    @property
+    def d(self) -> int:
+        """Number of model parameters."""
+        return self.layout.d
+
+
+def from_global(state: Moments, memory: Memory) -> Moments:
+    """Local training starts from the global W, M and V."""
+    return state
+
+
+def send_nonzero(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
+    """The server sends down what it has: the coordinates that any client sent, exactly."""
+    return sparse_rows(mean), memory
+
+
+def send_all(roles: tuple[Role, ...]) -> Broadcast:
+    """The server sends down every coordinate of the given roles, exactly."""
+
+    def broadcast(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
+        whole = moments(mean)
+        return dense({role: whole[role][None] for role in roles}), memory
+
+    return broadcast
+
+
+def add(state: Moments, received: Moments) -> Moments:
+    """W ← W + ΔW, M ← M + ΔM, V ← V + ΔV."""
+    return state.plus(received)
+
+
+def sparse_rows(mean: Moments) -> Parts:
+    """The nonzero coordinates of each tensor, tensors with the same ones under one mask."""
+    masks: dict[Role, Tensor] = {role: x[None] != 0 for role, x in moments(mean).items()}
+    whole = {role: x[None] for role, x in moments(mean).items()}
+    union = masks["w"] | masks["m"] | masks["v"]
+    shared = 3 * union.sum() <= 2 * sum(mask.sum() for mask in masks.values())
+    if bool(shared):
+        return sparse(whole, union)
+    return tuple(
+        part
+        for role, mask in masks.items()
+        if bool(mask.any())
+        for part in sparse({role: whole[role]}, mask)
+    )
+
+
+Begin = Callable[[Moments, Memory], Moments]
+Step = Callable[[Moments, Tensor], Moments]
+Send = Callable[[Context, Moments, Moments, Memory], tuple[Parts, Memory]]
+Broadcast = Callable[[Context, Moments, Memory], tuple[Parts, Memory]]
+Apply = Callable[[Moments, Moments], Moments]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """How a round goes: its functions, in the order in which a round calls them.
+
+    ``begin(state, memory)``: where a client's local training starts;
+    ``step(x, gradient)``: one local step, taken ``local_steps`` times;
+    ``send(context, start, end, memory)``: what the client uploads, and its new memory;
+    ``broadcast(context, mean, memory)``: what the server sends down, and its new memory;
+    ``apply(state, received)``: the new global state. Server and clients both compute it, from
+    the same bytes.
+    """
+
+    local_steps: int
+    step: Step
+    send: Send
+    paper_bits: Callable[[int], float]
+    begin: Begin = from_global
+    broadcast: Broadcast = send_nonzero
+    apply: Apply = add
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A federated method with its settings; made by the functions of ``fedsift.algorithms``."""
+
+    phase: Callable[[int], Phase]
+    client_memory: tuple[str, ...] = ()
+    server_memory: tuple[str, ...] = ()
+    name: str = ""
+    settings: Mapping[str, float | int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{key}={value}" for key, value in self.settings.items())
+        return f"{self.name.replace('-', '_')}({settings})"
+
+
+def always(phase: Phase) -> Callable[[int], Phase]:
+    """The schedule of a method whose rounds are all alike."""
+    return lambda round: phase
+
+
+METHODS: dict[str, Callable[..., Algorithm]] = {}
+"""Every method by its command-line name."""
+
+
+def method(name: str) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
+    """Register a function that makes an algorithm, and check the settings it is called with."""
+
+    def register(make: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
+        signature = inspect.signature(make)
+
+        @functools.wraps(make)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> Algorithm:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            for key, value in bound.arguments.items():
+                check_setting(key, value)
+            return replace(make(*args, **kwargs), name=name, settings=dict(bound.arguments))
+
+        METHODS[name] = checked
+        return checked
+
+    return register
+
+
+def settings_of(name: str) -> dict[str, float | int]:
+    """A method's settings and their defaults, by name.
+
+    >>> import fedsift.algorithms
+    >>> settings_of("fedsgd")
+    {'local_steps': 30, 'lr': 0.001}
+    """
+    return {key: p.default for key, p in inspect.signature(find(name)).parameters.items()}
+
+
+def find(name: str) -> Callable[..., Algorithm]:
+    """The function that makes the method of that name.
+
+    >>> find("adam")
+    Traceback (most recent call last):
+    ...
+    ValueError: unknown algorithm 'adam'; choose one of: ...
+    """
+    if name not in METHODS:
+        raise ValueError(f"unknown algorithm {name!r}; choose one of: {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+_RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "density": ("in (0, 1]", lambda x: 0 < x <= 1),
+    "lr": ("a positive number", lambda x: 0 < x < math.inf),
+    "beta1": ("in [0, 1)", lambda x: 0 <= x < 1),
+    "beta2": ("in [0, 1)", lambda x: 0 <= x < 1),
+    "eps": ("a positive number", lambda x: 0 < x < math.inf),
+    "local_steps": ("a whole number of at least 1", lambda x: int(x) == x >= 1),
+    "warmup_rounds": ("a whole number of at least 1", lambda x: int(x) == x >= 1),
+    "bits": ("a whole number from 2 to 8", lambda x: int(x) == x and 2 <= x <= 8),
+}
+
+
+def check_setting(key: str, value: float) -> None:
+    """Raise ValueError, saying what would be right, unless the value is in the setting's range."""
+    meaning, holds = _RANGES[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+        raise ValueError(f"{key.replace('_', '-')} must be {meaning}, got {value!r}")
+
+
+def zeros(names: tuple[str, ...], rows: int, like: Tensor) -> dict[str, Tensor]:
+    """The memory with which a party begins."""
+    return {name: torch.zeros(rows, like.shape[-1]).to(like) for name in names}

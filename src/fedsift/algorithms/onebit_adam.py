@@ -1,0 +1,63 @@
+"""1-bit Adam: FedAdam for a while, then a frozen V and a momentum sent in one bit a coordinate.
+
+H. Tang, S. Gan, A. A. Awan, S. Rajbhandari, C. Li, X. Lian, J. Liu, C. Zhang and Y. He, "1-bit
+Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021,
+Algorithm 1.
+As in our paper there is one local step a round, and the warm-up is FedAdam with L = 1.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedsift.adam import direction, first_moment
+from fedsift.algorithms.fedadam import Q, fedadam
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, method
+from fedsift.codec.update import Parts, dense
+from fedsift.codec.values import Sign
+from fedsift.vector import Moments
+
+
+@method("onebit-adam")
+def onebit_adam(
+    warmup_rounds: int = 1,
+    lr: float = 1e-4,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-6,
+) -> Algorithm:
+    """1-bit Adam: d + q bits a client and round, 3dq in the warm-up.
+
+    >>> [onebit_adam(warmup_rounds=2).phase(round).paper_bits(100) for round in (1, 2, 3)]
+    [9600, 9600, 132]
+    """
+    warmup = fedadam(local_steps=1, lr=lr, beta1=beta1, beta2=beta2, eps=eps).phase(1)
+
+    def step(x: Moments, gradient: Tensor) -> Moments:
+        return x._replace(m=first_moment(x.m, gradient, beta1))
+
+    def send(
+        context: Context, start: Moments, end: Moments, memory: Memory
+    ) -> tuple[Parts, Memory]:
+        return one_bit(end.m, memory)
+
+    def broadcast(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
+        return one_bit(mean.m[None], memory)
+
+    def apply(state: Moments, received: Moments) -> Moments:
+        m = received.m
+        return Moments(state.w - lr * direction(m, state.v, eps), m, state.v)
+
+    compression = Phase(1, step, send, lambda d: d + Q, broadcast=broadcast, apply=apply)
+    return Algorithm(
+        lambda round: warmup if round <= warmup_rounds else compression,
+        client_memory=("residual",),
+        server_memory=("residual",),
+    )
+
+
+def one_bit(m: Tensor, memory: Memory) -> tuple[Parts, Memory]:
+    """Compress m plus what was lost before; keep what is lost now (both ways the same)."""
+    wanted = m + memory["residual"]
+    parts = dense({"m": wanted}, Sign())
+    return parts, {"residual": wanted - parts[0].values["m"].restore()}

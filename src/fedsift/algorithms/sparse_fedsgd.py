@@ -1,0 +1,37 @@
+"""Sparse FedSGD: L local steps of SGD, and the top-k of ΔW sent.
+
+The paper, section VI-A, "Baselines".
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from fedsift.algorithms.fedadam import Q
+from fedsift.algorithms.fedsgd import sgd_step
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
+from fedsift.codec.update import Parts, sparse
+from fedsift.mask import kept, top_k
+from fedsift.vector import Moments
+
+
+@method("sparse-fedsgd")
+def sparse_fedsgd(density: float = 0.05, local_steps: int = 30, lr: float = 1e-3) -> Algorithm:
+    """FedSGD with a top-k mask: min(kq + d, k(q + log₂ d)) bits a client and round.
+
+    >>> sparse_fedsgd().name
+    'sparse-fedsgd'
+    """
+
+    def send(
+        context: Context, start: Moments, end: Moments, memory: Memory
+    ) -> tuple[Parts, Memory]:
+        delta = end.w - start.w
+        return sparse({"w": delta}, top_k(delta, kept(density, context.d))), memory
+
+    def bits(d: int) -> float:
+        k = kept(density, d)
+        return min(k * Q + d, k * (Q + math.log2(d)))
+
+    return Algorithm(always(Phase(local_steps, partial(sgd_step, lr=lr), send, bits)))
