@@ -1,0 +1,150 @@
+"""One update as one self-describing frame of bytes; docs/reference/frame.md is its specification.
+
+A frame is a header, the payloads of its parts, and a checksum. :func:`decode` believes nothing: it
+compares every count with what the receiver knows before it allocates anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+from fedsift.codec.header import Header, PartHeader, read_header, write_header
+from fedsift.codec.index import Ints, auto
+from fedsift.codec.limits import FrameError, Limits
+from fedsift.codec.update import Coded, Part, Role, Update
+from fedsift.codec.values import Codes
+from fedsift.vector import Layout, Moments, raw_bytes
+
+CHECKSUM_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a frame says beside its update: where it belongs."""
+
+    layout: Layout
+    algorithm: str = ""
+    round: int = 0
+    client: int = 0
+    run: bytes = bytes(8)
+    base: bytes = bytes(8)
+
+
+def encode(update: Update, spec: Spec) -> bytes:
+    """One client's update as a frame.
+
+    >>> from torch import nn
+    >>> from fedsift.codec.update import dense
+    >>> layout = Layout.of(nn.Linear(1, 1))
+    >>> update = Update(dense({"w": torch.tensor([[1.0, 2.0]])}), (3.0,))
+    >>> frame = encode(update, Spec(layout, "fedsgd", round=1))
+    >>> decode(frame, layout).parts[0].values["w"].restore().tolist()
+    [[1.0, 2.0]]
+    """
+    header, pieces = header_of(update, spec), []
+    for part, about in zip(update.parts, header.parts, strict=True):
+        if part.indices is not None and about.index is not None:
+            starts = spec.layout.starts
+            pieces.append(about.index.encode(_indices(part), spec.layout.d, starts))
+        pieces += [coded.coder.pack(_only(coded.codes)) for coded in part.values.values()]
+    body = b"".join([write_header(header), *pieces])
+    return body + checksum(body)
+
+
+def encoded_size(update: Update, spec: Spec) -> int:
+    """``len(encode(update, spec))`` without building the bytes.
+
+    >>> from torch import nn
+    >>> from fedsift.codec.update import dense
+    >>> update = Update(dense({"w": torch.ones(1, 2)}), (1.0,))
+    >>> spec = Spec(Layout.of(nn.Linear(1, 1)))
+    >>> encoded_size(update, spec) == len(encode(update, spec))
+    True
+    """
+    header = header_of(update, spec)
+    payload = sum(part.payload_bytes for part in header.parts)
+    return len(write_header(header)) + payload + CHECKSUM_BYTES
+
+
+def decode(frame: bytes, layout: Layout, limits: Limits | None = None) -> Update:
+    """The update in a frame, or :class:`FrameError` with the reason why it is refused."""
+    limits = limits or Limits()
+    header, at = open_frame(frame, layout, limits)
+    view, parts = memoryview(frame), []
+    for about in header.parts:
+        indices = None
+        if about.index is not None:
+            payload = bytes(view[at : at + about.index_bytes])
+            found = about.index.decode(payload, about.k, layout.d, layout.starts)
+            indices = torch.from_numpy(found)[None]
+        at += about.index_bytes
+        values: dict[Role, Coded] = {}
+        for role, coder, size in zip(about.roles, about.coders, about.value_bytes, strict=True):
+            bound = limits.max_abs**2 if role == "v" else limits.max_abs
+            codes = coder.unpack(bytes(view[at : at + size]), about.k, bound)
+            values[role] = Coded(coder, _stacked(codes), layout.dtype)
+            at += size
+        parts.append(Part(indices, values))
+    return Update(tuple(parts), (header.weight,))
+
+
+def open_frame(frame: bytes, layout: Layout, limits: Limits) -> tuple[Header, int]:
+    """The header of a frame that is whole and within the limits, and where its payload begins."""
+    if len(frame) < CHECKSUM_BYTES or checksum(frame[:-CHECKSUM_BYTES]) != frame[-CHECKSUM_BYTES:]:
+        raise FrameError("wrong checksum")
+    header, at = read_header(frame)
+    header.check(layout, limits)
+    if at + sum(part.payload_bytes for part in header.parts) + CHECKSUM_BYTES != len(frame):
+        raise FrameError("the frame is longer or shorter than its header says")
+    return header, at
+
+
+def header_of(update: Update, spec: Spec) -> Header:
+    """The header that a frame of this update has."""
+    (weight,) = update.weights
+    parts = tuple(_part_header(part, spec.layout) for part in update.parts)
+    return Header(
+        spec.run, spec.base, spec.algorithm, spec.round, spec.client, spec.layout.d, weight, parts
+    )
+
+
+def _part_header(part: Part, layout: Layout) -> PartHeader:
+    roles = tuple(part.values)
+    coders = tuple(coded.coder for coded in part.values.values())
+    if part.indices is None:
+        return PartHeader(roles, layout.d, None, 0, coders)
+    indices = _indices(part)
+    coder = auto(indices, layout.d, layout.starts)
+    size = coder.size(indices, layout.d, layout.starts)
+    return PartHeader(roles, len(indices), coder, size, coders)
+
+
+def state_hash(state: Moments) -> bytes:
+    """Eight bytes that two parties share only if they hold the same W, M and V."""
+    hasher = hashlib.blake2b(digest_size=8)
+    for x in state:
+        hasher.update(raw_bytes(x))
+    return hasher.digest()
+
+
+def checksum(body: bytes) -> bytes:
+    """Eight bytes of BLAKE2b over everything before them."""
+    return hashlib.blake2b(body, digest_size=CHECKSUM_BYTES).digest()
+
+
+def _indices(part: Part) -> Ints:
+    assert part.indices is not None
+    return part.indices[0].cpu().numpy()
+
+
+def _only(codes: Codes) -> Codes:
+    """The codes of a stack of one client, without the client axis and on the CPU."""
+    scales = codes.scales
+    return Codes(codes.codes[0].cpu(), None if scales is None else scales[0].cpu())
+
+
+def _stacked(codes: Codes) -> Codes:
+    return Codes(codes.codes[None], None if codes.scales is None else codes.scales[None])

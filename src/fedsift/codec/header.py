@@ -1,0 +1,187 @@
+"""The header of a frame: small, and checked before anything is made of what it says."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+from fedsift.codec.index import CODERS, IndexCoder
+from fedsift.codec.limits import FrameError, Limits, Shape
+from fedsift.codec.update import ROLES, Role
+from fedsift.codec.values import ValueCoder, from_wire_id
+from fedsift.vector import Layout
+
+MAGIC = b"fs"
+VERSION = 1
+ID_BYTES = 8
+DENSE = 0
+"""Stands where an index coder's id would, if every coordinate is sent."""
+INDEX_CODERS: dict[int, IndexCoder] = {coder.wire_id: coder for coder in CODERS}
+
+
+@dataclass(frozen=True)
+class PartHeader:
+    """What a frame says of one part before the part itself."""
+
+    roles: tuple[Role, ...]
+    k: int
+    index: IndexCoder | None
+    index_bytes: int
+    coders: tuple[ValueCoder, ...]
+
+    @property
+    def value_bytes(self) -> tuple[int, ...]:
+        """Bytes of each role's values."""
+        return tuple(coder.size(self.k) for coder in self.coders)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the part's mask and values."""
+        return self.index_bytes + sum(self.value_bytes)
+
+
+@dataclass(frozen=True)
+class Header:
+    """Everything that a frame says before its payload."""
+
+    run: bytes
+    base: bytes
+    algorithm: str
+    round: int
+    client: int
+    d: int
+    weight: float
+    parts: tuple[PartHeader, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """The update's shape, as the receiver can expect it."""
+        return tuple(
+            (p.roles, None if p.index is None else p.k, tuple(c.wire_id for c in p.coders))
+            for p in self.parts
+        )
+
+    def check(self, layout: Layout, limits: Limits) -> None:
+        """Raise :class:`FrameError` unless the frame is for this receiver, now."""
+        expected = {
+            "run": limits.run,
+            "round": limits.round,
+            "base": limits.base,
+            "algorithm": limits.algorithm,
+            "client": limits.client,
+            "shape": limits.shape,
+            "d": layout.d,
+        }
+        for name, value in expected.items():
+            if value is not None and getattr(self, name) != value:
+                raise FrameError(f"wrong {name}: {getattr(self, name)!r}, expected {value!r}")
+        if not 0 < self.weight <= limits.max_weight or math.isinf(self.weight):
+            raise FrameError(f"weight {self.weight} is outside (0, {limits.max_weight}]")
+        roles = [role for part in self.parts for role in part.roles]
+        if len(roles) != len(set(roles)):
+            raise FrameError("a role is sent twice")
+        if any(part.k > self.d for part in self.parts):
+            raise FrameError("more coordinates than the model has")
+
+
+def write_header(header: Header) -> bytes:
+    """The header's bytes."""
+    name = header.algorithm.encode("ascii")
+    return b"".join(
+        [
+            MAGIC,
+            bytes([VERSION]),
+            header.run,
+            header.base,
+            bytes([len(name)]),
+            name,
+            varint(header.round),
+            varint(header.client),
+            varint(header.d),
+            struct.pack("<d", header.weight),
+            bytes([len(header.parts)]),
+            *(_write_part(part) for part in header.parts),
+        ]
+    )
+
+
+def _write_part(part: PartHeader) -> bytes:
+    roles = sum(1 << ROLES.index(role) for role in part.roles)
+    coders = b"".join(struct.pack("<H", coder.wire_id) for coder in part.coders)
+    if part.index is None:
+        return bytes([roles, DENSE]) + coders
+    counts = varint(part.k) + varint(part.index_bytes)
+    return bytes([roles, part.index.wire_id]) + counts + coders
+
+
+def read_header(frame: bytes) -> tuple[Header, int]:
+    """The header of a frame, and where its payload begins."""
+    reader = Reader(frame)
+    if reader.take(2) != MAGIC:
+        raise FrameError("not a frame")
+    if (version := reader.byte()) != VERSION:
+        raise FrameError(f"version {version} is unknown; this is version {VERSION}")
+    run, base = reader.take(ID_BYTES), reader.take(ID_BYTES)
+    name = reader.take(reader.byte())
+    round, client, d = reader.varint(), reader.varint(), reader.varint()
+    (weight,) = struct.unpack("<d", reader.take(8))
+    parts = tuple(_read_part(reader, d) for _ in range(reader.byte()))
+    if not name.isascii():
+        raise FrameError("the algorithm's name is not ASCII")
+    return Header(run, base, name.decode(), round, client, d, weight, parts), reader.at
+
+
+def _read_part(reader: Reader, d: int) -> PartHeader:
+    bits, coder = reader.byte(), reader.byte()
+    if not 0 < bits < 1 << len(ROLES):
+        raise FrameError(f"unknown roles {bits}")
+    if coder != DENSE and coder not in INDEX_CODERS:
+        raise FrameError(f"unknown index coder {coder}")
+    roles = tuple(role for place, role in enumerate(ROLES) if bits >> place & 1)
+    k, index_bytes = (d, 0) if coder == DENSE else (reader.varint(), reader.varint())
+    coders = tuple(from_wire_id(struct.unpack("<H", reader.take(2))[0]) for _ in roles)
+    return PartHeader(roles, k, INDEX_CODERS.get(coder), index_bytes, coders)
+
+
+class Reader:
+    """Reads bytes from the front, and never past the end."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def take(self, count: int) -> bytes:
+        """The next ``count`` bytes."""
+        if self.at + count > len(self.data):
+            raise FrameError("truncated")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def byte(self) -> int:
+        """The next byte."""
+        return self.take(1)[0]
+
+    def varint(self) -> int:
+        """The next number, seven bits a byte, the lowest first, in its shortest form."""
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self.byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                if byte == 0 and shift:
+                    raise FrameError("a number is not in its shortest form")
+                return value
+        raise FrameError("a number is too long")
+
+
+def varint(value: int) -> bytes:
+    """A number, seven bits a byte, the lowest first, the high bit set on all but the last.
+
+    >>> varint(300).hex()
+    'ac02'
+    """
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])

@@ -1,0 +1,154 @@
+"""What travels: the values of some coordinates of W, M and V, as their receiver will see them.
+
+An :class:`Update` is stacked over clients, as everything is: a deployed client's has one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedsift.codec.values import Codes, ValueCoder, exact
+from fedsift.vector import Moments
+
+Role = Literal["w", "m", "v"]
+ROLES: tuple[Role, ...] = ("w", "m", "v")
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Values ``(clients, k)`` in the form in which they are sent."""
+
+    coder: ValueCoder
+    codes: Codes
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, x: Tensor, coder: ValueCoder | None = None) -> Coded:
+        """Quantise x; without a coder every bit of it is kept."""
+        coder = coder or exact(x.dtype)
+        return cls(coder, coder.quantise(x), x.dtype)
+
+    def restore(self) -> Tensor:
+        """The values as their receiver sees them."""
+        return self.coder.restore(self.codes, self.dtype)
+
+    def client(self, row: int) -> Coded:
+        """One client's values, still with a client axis."""
+        scales = self.codes.scales
+        one = slice(row, row + 1)
+        codes = Codes(self.codes.codes[one], None if scales is None else scales[one])
+        return Coded(self.coder, codes, self.dtype)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Values of one or more of W, M, V under one mask; ``indices`` is None where all are sent."""
+
+    indices: Tensor | None
+    values: Mapping[Role, Coded]
+
+    def client(self, row: int) -> Part:
+        """One client's part, still with a client axis."""
+        indices = None if self.indices is None else self.indices[row : row + 1]
+        return Part(indices, {role: coded.client(row) for role, coded in self.values.items()})
+
+
+Parts = tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What each client of a stack sends, and the weight it has in the mean."""
+
+    parts: Parts
+    weights: tuple[float, ...]
+
+    def client(self, row: int) -> Update:
+        """One client's update, still with a client axis."""
+        return Update(tuple(part.client(row) for part in self.parts), (self.weights[row],))
+
+    def __iter__(self) -> Iterator[Update]:
+        return (self.client(row) for row in range(len(self.weights)))
+
+
+def dense(values: Mapping[Role, Tensor], coder: ValueCoder | None = None) -> Parts:
+    """Every coordinate of the given tensors ``(clients, d)``.
+
+    >>> dense({"w": torch.ones(1, 3)})[0].values["w"].restore().tolist()
+    [[1.0, 1.0, 1.0]]
+    """
+    return (Part(None, {role: Coded.of(x, coder) for role, x in values.items()}),)
+
+
+def sparse(
+    values: Mapping[Role, Tensor],
+    mask: Tensor,
+    coders: Mapping[Role, ValueCoder] | None = None,
+) -> Parts:
+    """The masked coordinates of the given tensors, all under one mask.
+
+    >>> mask = torch.tensor([[True, False, True]])
+    >>> (part,) = sparse({"w": torch.tensor([[1.0, 2.0, 3.0]])}, mask)
+    >>> part.indices.tolist(), part.values["w"].restore().tolist()
+    ([[0, 2]], [[1.0, 3.0]])
+    """
+    indices = _positions(mask)
+    chosen = coders or {}
+    kept = {role: Coded.of(x.gather(-1, indices), chosen.get(role)) for role, x in values.items()}
+    return (Part(indices, kept),)
+
+
+def moments(x: Moments) -> dict[Role, Tensor]:
+    """The three tensors by role."""
+    return {"w": x.w, "m": x.m, "v": x.v}
+
+
+class Sum:
+    """The running weighted sum of updates: one dense vector a role, however many clients.
+
+    >>> total = Sum(Moments.start(torch.zeros(2)))
+    >>> total.add(Update(dense({"w": torch.tensor([[2.0, 4.0]])}), (3.0,)))
+    >>> total.mean().w.tolist()
+    [2.0, 4.0]
+    """
+
+    def __init__(self, like: Moments) -> None:
+        self.total = Moments(*(torch.zeros_like(x) for x in like))
+        self.weight = 0.0
+
+    def add(self, update: Update) -> None:
+        """Add each client's update, in the order of the stack."""
+        for client in update:
+            (weight,) = client.weights
+            add_parts(self.total, client.parts, weight)
+            self.weight += weight
+
+    def mean(self) -> Moments:
+        """The weighted mean: Σ D̃ₙ Δₙ / Σ D̃ₙ."""
+        return Moments(*(x / self.weight for x in self.total))
+
+
+def add_parts(total: Moments, parts: Iterable[Part], weight: float = 1.0) -> None:
+    """Add one sender's parts, times a weight, to dense vectors ``(d,)`` in place."""
+    by_role = moments(total)
+    for part in parts:
+        for role, coded in part.values.items():
+            weighted = weight * coded.restore()[0]
+            if part.indices is None:
+                by_role[role].add_(weighted)
+            else:
+                by_role[role].index_add_(0, part.indices[0], weighted)
+
+
+def _positions(mask: Tensor) -> Tensor:
+    """Indices ``(clients, k)`` of a mask's ones, ascending."""
+    clients = mask.shape[0]
+    columns = mask.nonzero()[:, 1]
+    if clients * int(mask[0].sum()) != len(columns) or len(set(mask.sum(-1).tolist())) > 1:
+        raise ValueError("the clients keep different numbers of coordinates: stack one at a time")
+    return columns.view(clients, -1)

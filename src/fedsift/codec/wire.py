@@ -1,0 +1,27 @@
+"""How a simulated message travels: only measured, or really as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedsift.codec.frame import Spec, decode, encode, encoded_size
+from fedsift.codec.limits import Limits
+from fedsift.codec.update import Update
+
+Wire = Callable[[Update, Spec, Limits], tuple[Update, int]]
+"""Takes what is sent; gives what is received and its size in bytes, or raises FrameError."""
+
+
+def counted(update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
+    """The update itself, and the exact size of the frame that would carry it."""
+    return update, encoded_size(update, spec)
+
+
+def carried(update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
+    """The update after a journey as bytes."""
+    frame = encode(update, spec)
+    return decode(frame, spec.layout, limits), len(frame)
+
+
+WIRES: dict[str, Wire] = {"count": counted, "real": carried}
+"""The ways to travel by their command-line name; both train the same, bit for bit."""
