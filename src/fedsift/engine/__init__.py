@@ -1,0 +1,6 @@
+"""Where a round's local training runs."""
+
+from fedsift.engine.reference import Reference
+from fedsift.engine.task import ClientResult, Engine, Job, Task
+
+__all__ = ["ClientResult", "Engine", "Job", "Reference", "Task"]

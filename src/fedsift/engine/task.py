@@ -1,0 +1,92 @@
+"""What every engine is given and must give back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedsift.algorithms.method import Memory, Phase
+from fedsift.codec.update import Update
+from fedsift.seeding import stream
+from fedsift.vector import Layout, Moments
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Data = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, a loss and the clients' data: what is trained, apart from how."""
+
+    model: nn.Module
+    loss: Loss
+    clients: Sequence[Data]
+    test: Data | None
+    batch_size: int | None
+    seed: int
+    layout: Layout
+
+    def weight(self, client: int) -> int:
+        """The client's mini-batch size |D̃ₙ|, its weight in the mean."""
+        size = len(self.clients[client][0])
+        return size if self.batch_size is None else min(self.batch_size, size)
+
+    def batches(self, round: int, client: int, steps: int) -> NDArray[np.int64] | None:
+        """Rows of the local set for each step, drawn afresh; None: the whole set every step."""
+        size, batch = len(self.clients[client][0]), self.weight(client)
+        if batch == size:
+            return None
+        draw = stream(self.seed, "batches", round, client)
+        return np.stack([draw.choice(size, batch, replace=False) for _ in range(steps)])
+
+
+@dataclass(frozen=True)
+class Job:
+    """The local training of one round: who trains, from where, and how."""
+
+    round: int
+    phase: Phase
+    state: Moments
+    cohort: tuple[int, ...]
+    memory: Mapping[int, Memory]
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """What a client sends, what it keeps, and its mean loss over the local steps."""
+
+    client: int
+    update: Update
+    memory: Memory
+    loss: float
+
+
+class Engine(Protocol):
+    """Trains a cohort. Results come in the cohort's order, whatever ran where."""
+
+    def train(self, job: Job) -> Iterator[ClientResult]:
+        """Every cohort member's result, one after another."""
+        ...
+
+    def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
+        """Accuracy and mean loss of weights w on the test set; None where there is none."""
+        ...
+
+
+class Diverged(RuntimeError):
+    """The training left the finite numbers."""
+
+
+def finite(*tensors: Tensor) -> bool:
+    """Whether every number is finite.
+
+    >>> finite(torch.tensor([1.0, float("inf")]))
+    False
+    """
+    return all(bool(torch.isfinite(x).all()) for x in tensors)

@@ -1,0 +1,230 @@
+"""One round of a federation: the only place where its order is written.
+
+cohort → local training → frame → checks → weighted mean → broadcast → new global state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, zeros
+from fedsift.codec.frame import Spec, state_hash
+from fedsift.codec.limits import FrameError, Limits, Shape, shape_of
+from fedsift.codec.update import Parts, Sum, Update, add_parts, dense
+from fedsift.codec.wire import Wire, counted
+from fedsift.engine.task import ClientResult, Diverged, Engine, Job, Task, finite
+from fedsift.seeding import stream
+from fedsift.vector import Moments
+
+
+class TooFewClients(RuntimeError):
+    """A round was left with fewer updates than the federation accepts."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What was sent so far: a client's mean totals."""
+
+    uplink_bits_paper: float = 0.0
+    uplink_bytes: float = 0.0
+    downlink_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a round changes; a checkpoint holds it, and a round makes the next one."""
+
+    round: int
+    state: Moments
+    server_memory: Memory
+    client_memory: Mapping[int, Memory]
+    traffic: Traffic
+
+
+@dataclass(frozen=True)
+class Happened:
+    """What a round's record says beside accuracy and traffic.
+
+    ``clients`` counts the updates that were merged, ``rejected`` those that were refused, and
+    ``clamped`` the coordinates of V that came out negative and were set to zero.
+    """
+
+    clients: int
+    rejected: int
+    clamped: int
+    train_loss: float
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A task, a method, and who takes part: all that stays the same from round to round."""
+
+    task: Task
+    algorithm: Algorithm
+    engine: Engine
+    participation: float = 1.0
+    dropout: float = 0.0
+    min_clients: int = 0
+    wire: Wire = counted
+
+    def first(self) -> Snapshot:
+        """Before round 1: the model's own parameters, which every client is sent."""
+        w = self.task.layout.read(self.task.model)
+        start = Update(dense({"w": w[None]}), (1.0,))
+        _, size = counted(start, self.spec(0, bytes(8)), Limits())
+        memory = zeros(self.algorithm.server_memory, 1, w)
+        return Snapshot(0, Moments.start(w), memory, {}, Traffic(downlink_bytes=size))
+
+    def play(self, before: Snapshot) -> tuple[Snapshot, Happened]:
+        """One round: the snapshot after it, and what happened in it."""
+        round = before.round + 1
+        phase = self.algorithm.phase(round)
+        cohort = self.cohort(round)
+        absent = self.dropped(round, cohort)
+        job = Job(round, phase, before.state, cohort, self.memories(before, cohort))
+        inbox = self.open_inbox(job)
+        losses = []
+        for result in self.engine.train(job):
+            losses.append(result.loss)
+            if result.client not in absent:
+                inbox.take(result)
+        if inbox.received < self.min_clients:
+            raise TooFewClients(
+                f"round {round} has {inbox.received} of at least {self.min_clients} updates "
+                f"({inbox.rejected} rejected: {inbox.last_reason or 'none'})"
+            )
+        after = replace(before, round=round, client_memory={**before.client_memory, **inbox.memory})
+        down, clamped = 0, 0
+        if inbox.received:
+            after, down, clamped = self.merge(after, phase, inbox.total.mean())
+        traffic = self.count(before.traffic, phase, inbox, down)
+        happened = Happened(inbox.received, inbox.rejected, clamped, sum(losses) / len(losses))
+        return replace(after, traffic=traffic), happened
+
+    def merge(self, before: Snapshot, phase: Phase, mean: Moments) -> tuple[Snapshot, int, int]:
+        """The server's half: compress the mean, send it down, apply what was sent."""
+        context = Context(self.task.layout, before.round, self.task.seed, ())
+        parts, memory = phase.broadcast(context, mean, before.server_memory)
+        base = self.base_of(before.state)
+        limits = Limits(base=base, round=before.round, max_abs=float("inf"))
+        sent = Update(parts, (1.0,))
+        received, size = self.wire(sent, self.spec(before.round, base), limits)
+        state, clamped = apply_broadcast(phase, before.state, received.parts)
+        if not finite(*state):
+            raise Diverged("the global state left the finite numbers")
+        return replace(before, state=state, server_memory=memory), size, clamped
+
+    def open_inbox(self, job: Job) -> Inbox:
+        """Where the round's uploads arrive."""
+        base = self.base_of(job.state)
+        shape = self.expected_shape(job) if self.wire is not counted else None
+        limits = Limits(
+            base=base, round=job.round, algorithm=self.algorithm.name, shape=shape,
+            max_abs=float("inf"),
+        )  # fmt: skip
+        return Inbox(self, self.spec(job.round, base), limits, Sum(job.state))
+
+    def expected_shape(self, job: Job) -> Shape:
+        """What every honest upload of this round looks like, found by sending nothing at all."""
+        nothing = Moments.start(torch.zeros_like(job.state.w)[None])
+        memory = zeros(self.algorithm.client_memory, 1, job.state.w)
+        context = Context(self.task.layout, job.round, self.task.seed, (0,))
+        parts, _ = job.phase.send(context, nothing, nothing, memory)
+        return shape_of(Update(parts, (1.0,)))
+
+    def base_of(self, state: Moments) -> bytes:
+        """The base state's hash; zeros where no frame is built, to save the time."""
+        return bytes(8) if self.wire is counted else state_hash(state)
+
+    def spec(self, round: int, base: bytes) -> Spec:
+        """The header of this round's frames."""
+        return Spec(self.task.layout, self.algorithm.name, round, base=base)
+
+    def cohort(self, round: int) -> tuple[int, ...]:
+        """The clients that train in this round, in ascending order."""
+        clients = len(self.task.clients)
+        size = max(1, round_half_up(self.participation * clients))
+        if size == clients:
+            return tuple(range(clients))
+        draw = stream(self.task.seed, "cohort", round)
+        return tuple(sorted(int(n) for n in draw.choice(clients, size, replace=False)))
+
+    def dropped(self, round: int, cohort: tuple[int, ...]) -> frozenset[int]:
+        """The cohort's members that train and are then never heard of."""
+        draw = stream(self.task.seed, "dropout", round).random(len(cohort))
+        return frozenset(n for n, x in zip(cohort, draw, strict=True) if x < self.dropout)
+
+    def memories(self, snapshot: Snapshot, cohort: tuple[int, ...]) -> dict[int, Memory]:
+        """What each member kept from its last round; zeros at first."""
+        names, like = self.algorithm.client_memory, snapshot.state.w
+        known = snapshot.client_memory
+        return {n: known[n] if n in known else zeros(names, 1, like) for n in cohort}
+
+    def count(self, before: Traffic, phase: Phase, inbox: Inbox, down: int) -> Traffic:
+        """Add this round's traffic: uploads as a mean over all clients, the broadcast to each."""
+        clients = len(self.task.clients)
+        bits = phase.paper_bits(self.task.layout.d) * inbox.sent / clients
+        return Traffic(
+            before.uplink_bits_paper + bits,
+            before.uplink_bytes + inbox.size / clients,
+            before.downlink_bytes + down,
+        )
+
+
+class Inbox:
+    """Takes a round's uploads one by one: checks, counts, adds, and forgets each."""
+
+    def __init__(self, federation: Federation, spec: Spec, limits: Limits, total: Sum) -> None:
+        self.federation, self.spec, self.limits, self.total = federation, spec, limits, total
+        self.memory: dict[int, Memory] = {}
+        self.received = self.rejected = self.size = 0
+        self.last_reason = ""
+
+    @property
+    def sent(self) -> int:
+        """Uploads that were sent, merged or not."""
+        return self.received + self.rejected
+
+    def take(self, result: ClientResult) -> None:
+        """Merge one client's upload, or refuse it."""
+        spec = replace(self.spec, client=result.client)
+        limits = replace(
+            self.limits,
+            client=result.client,
+            max_weight=float(self.federation.task.weight(result.client)),
+        )
+        try:
+            update, size = self.federation.wire(result.update, spec, limits)
+        except FrameError as problem:
+            self.rejected += 1
+            self.last_reason = f"client {result.client}: {problem}"
+            return
+        self.received += 1
+        self.size += size
+        self.total.add(update)
+        if self.federation.algorithm.client_memory:
+            self.memory[result.client] = result.memory
+
+
+def apply_broadcast(phase: Phase, state: Moments, parts: Parts) -> tuple[Moments, int]:
+    """The state after a broadcast, and how many coordinates of V had to be lifted to zero.
+
+    Server and clients both do this, with the same bytes.
+    """
+    received = Sum(state).total
+    add_parts(received, parts)
+    after = phase.apply(state, received)
+    clamped = int((after.v < 0).sum())
+    return after._replace(v=after.v.clamp_min(0)), clamped
+
+
+def round_half_up(x: float) -> int:
+    """Nearest whole number, halves upward (the built-in rounds them to even).
+
+    >>> round_half_up(2.5), round_half_up(0.4)
+    (3, 0)
+    """
+    return int(x + 0.5)

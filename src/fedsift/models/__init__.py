@@ -1,0 +1,5 @@
+"""Models by name."""
+
+from fedsift.models.networks import MODELS, build, default_model
+
+__all__ = ["MODELS", "build", "default_model"]

@@ -1,0 +1,92 @@
+"""The networks of the experiments, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedsift.seeding import torch_seed
+
+
+def cnn() -> nn.Module:
+    """The paper's CNN for Fashion-MNIST: 28 × 28 grey images, d = 21,840.
+
+    >>> sum(p.numel() for p in cnn().parameters())
+    21840
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, 10, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(10, 20, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(320, 50), nn.ReLU(),
+        nn.Linear(50, 10),
+    )  # fmt: skip
+
+
+def small_cnn() -> nn.Module:
+    """The same shape for 8 × 8 grey images (digits): d = 27,430.
+
+    >>> sum(p.numel() for p in small_cnn().parameters())
+    27430
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 48, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(192, 100), nn.ReLU(),
+        nn.Linear(100, 10),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model and the shape of the samples it takes."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+
+
+MODELS: dict[str, Entry] = {
+    "cnn": Entry(cnn, (1, 28, 28)),
+    "small-cnn": Entry(small_cnn, (1, 8, 8)),
+}
+"""Every model by its command-line name."""
+
+
+def build(name: str, shape: tuple[int, ...], seed: int) -> nn.Module:
+    """The model of that name for samples of that shape, its weights drawn from the seed.
+
+    >>> len(list(build("cnn", (1, 28, 28), seed=0).parameters()))
+    8
+    """
+    if name not in MODELS:
+        raise ValueError(f"unknown model {name!r}; choose one of: {', '.join(MODELS)}")
+    entry = MODELS[name]
+    if entry.shape != shape:
+        fitting = [other for other, e in MODELS.items() if e.shape == shape]
+        raise ValueError(
+            f"model {name!r} takes samples of shape {_times(entry.shape)}, this dataset's are "
+            f"{_times(shape)}; choose one of: {', '.join(fitting)}"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, "model"))
+        return entry.make()
+
+
+def default_model(shape: tuple[int, ...]) -> str:
+    """The first model that takes samples of that shape.
+
+    >>> default_model((1, 8, 8))
+    'small-cnn'
+    """
+    for name, entry in MODELS.items():
+        if entry.shape == shape:
+            return name
+    raise ValueError(f"no model here takes samples of shape {_times(shape)}")
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,223 @@
+"""Simulate a federation on one machine."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedsift.algorithms import Algorithm, fedadam_ssm
+from fedsift.codec.wire import WIRES
+from fedsift.engine import Reference, Task
+from fedsift.engine.task import Data, Diverged, Loss
+from fedsift.federation import Federation, Happened, Snapshot
+from fedsift.vector import Layout, Moments
+
+Record = dict[str, float | int | None]
+"""One round's metrics: a line of metrics.jsonl."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a simulation ends with."""
+
+    snapshot: Snapshot
+    history: list[Record]
+    layout: Layout
+
+    @property
+    def state(self) -> Moments:
+        """The global W, M and V as flat vectors in the model's parameter order."""
+        return self.snapshot.state
+
+    def load_into(self, model: nn.Module) -> None:
+        """Set a model's parameters to the trained weights."""
+        self.layout.write(self.state.w, model)
+
+
+def simulate(
+    model: nn.Module,
+    clients: Sequence[Data],
+    test: Data | None = None,
+    algorithm: Algorithm | None = None,
+    rounds: int = 30,
+    batch_size: int | None = 64,
+    participation: float = 1.0,
+    dropout: float = 0.0,
+    min_clients: int = 0,
+    wire: str = "count",
+    loss: Loss = nn.functional.cross_entropy,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    on_round: Callable[[Record], None] | None = None,
+) -> Result:
+    """Train a model over clients that share updates, never data.
+
+    Parameters
+    ----------
+    model
+        Any module; its current parameters are W^0. It is not changed.
+    clients
+        One pair of tensors (x, y) a client.
+    test
+        Where accuracy and loss are measured after each round.
+    algorithm
+        A method from ``fedsift.algorithms``; FedAdam-SSM with the paper's settings by default.
+    rounds
+        Communication rounds.
+    batch_size
+        Samples a local step; None takes the whole local set every step, without any randomness.
+    participation
+        The share of clients that train in a round.
+    dropout
+        The chance that a client trains and its update is lost.
+    min_clients
+        A round with fewer updates than this stops the training.
+    wire
+        ``"count"`` measures the exact size of every message; ``"real"`` also encodes and decodes
+        it. Both train the same, bit for bit.
+    loss
+        From the model's output and y to a scalar.
+    seed
+        Fixes cohorts, mini-batches and lost updates.
+    device
+        Where tensors live.
+    on_round
+        Called with each round's record.
+
+    Examples
+    --------
+    >>> x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    >>> y = (x.sum(1) > 0).long()
+    >>> clients = [(x[:20], y[:20]), (x[20:], y[20:])]
+    >>> result = simulate(nn.Linear(3, 2), clients, test=(x, y), rounds=2)
+    >>> len(result.history), result.state.w.shape
+    (2, torch.Size([8]))
+
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    federation = prepare(
+        model,
+        clients,
+        test,
+        algorithm or fedadam_ssm(),
+        batch_size=batch_size,
+        participation=participation,
+        dropout=dropout,
+        min_clients=min_clients,
+        wire=wire,
+        loss=loss,
+        seed=seed,
+        device=device,
+    )
+    history: list[Record] = []
+    last = federation.first()
+    for snapshot, record in play(federation, last, rounds):
+        last = snapshot
+        history.append(record)
+        if on_round:
+            on_round(record)
+    return Result(last, history, federation.task.layout)
+
+
+def prepare(
+    model: nn.Module,
+    clients: Sequence[Data],
+    test: Data | None,
+    algorithm: Algorithm,
+    *,
+    batch_size: int | None,
+    participation: float,
+    dropout: float,
+    min_clients: int,
+    wire: str,
+    loss: Loss,
+    seed: int,
+    device: str | torch.device,
+) -> Federation:
+    """Check everything and put it on the device."""
+    _check_clients(clients)
+    _check_model(model)
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch-size must be at least 1, got {batch_size}")
+    if not 0 < participation <= 1:
+        raise ValueError(f"participation must be in (0, 1], got {participation}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+    if not 0 <= min_clients <= len(clients):
+        raise ValueError(f"min-clients must be from 0 to {len(clients)}, got {min_clients}")
+    if wire not in WIRES:
+        raise ValueError(f"unknown wire {wire!r}; choose one of: {', '.join(WIRES)}")
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0, got {seed}")
+    here = [_to(pair, device) for pair in clients]
+    own = copy.deepcopy(model).to(device)
+    there = None if test is None else _to(test, device)
+    task = Task(own, loss, here, there, batch_size, seed, Layout.of(model))
+    engine = Reference(task)
+    return Federation(task, algorithm, engine, participation, dropout, min_clients, WIRES[wire])
+
+
+def play(
+    federation: Federation, snapshot: Snapshot, rounds: int, seconds: float = 0.0
+) -> Iterator[tuple[Snapshot, Record]]:
+    """Rounds after the snapshot's, up to ``rounds``, each with its record."""
+    while snapshot.round < rounds:
+        began = time.perf_counter()
+        try:
+            snapshot, happened = federation.play(snapshot)
+        except Diverged as problem:
+            raise Diverged(f"training diverged in round {snapshot.round + 1}: {problem}") from None
+        accuracy, loss = federation.engine.evaluate(snapshot.state.w)
+        seconds += time.perf_counter() - began
+        yield snapshot, record_of(snapshot, accuracy, loss, happened, seconds)
+
+
+def record_of(
+    snapshot: Snapshot,
+    accuracy: float | None,
+    loss: float | None,
+    happened: Happened,
+    seconds: float,
+) -> Record:
+    """A round's line of metrics.jsonl; traffic and seconds are totals so far."""
+    return {
+        "round": snapshot.round,
+        "accuracy": accuracy,
+        "loss": loss if loss is None or math.isfinite(loss) else None,
+        **asdict(happened),
+        "uplink_bits_paper": snapshot.traffic.uplink_bits_paper,
+        "uplink_bytes": snapshot.traffic.uplink_bytes,
+        "downlink_bytes": snapshot.traffic.downlink_bytes,
+        "seconds": seconds,
+    }
+
+
+def _to(pair: Data, device: str | torch.device) -> tuple[Tensor, Tensor]:
+    x, y = pair
+    return x.to(device), y.to(device)
+
+
+def _check_clients(clients: Sequence[Data]) -> None:
+    if not clients:
+        raise ValueError("there are no clients: give at least one pair (x, y)")
+    for n, (x, y) in enumerate(clients):
+        if len(x) != len(y):
+            raise ValueError(f"client {n} has {len(x)} samples and {len(y)} labels")
+        if len(x) == 0:
+            raise ValueError(f"client {n} has no samples")
+
+
+def _check_model(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+            raise ValueError(
+                f"layer {name!r} keeps running statistics, which do not average over clients: "
+                "use GroupNorm, or track_running_stats=False"
+            )
