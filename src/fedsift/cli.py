@@ -1,0 +1,247 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from fedsift.algorithms import METHODS
+from fedsift.codec.inspect import dissect
+from fedsift.data import DATASETS
+from fedsift.engine.task import Diverged
+from fedsift.federation import TooFewClients
+from fedsift.models import MODELS
+from fedsift.runs.compare import configs_of
+from fedsift.runs.config import ConfigError, RunConfig, read_values
+from fedsift.runs.folder import RunFolder
+from fedsift.runs.run import federation_of
+from fedsift.terminal import carry_out, carry_out_all, show_frame
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Communication-efficient federated learning: FedAdam-SSM and its baselines.",
+)
+
+frames = typer.Typer(no_args_is_help=True, help="Look into the frames that travel.")
+app.add_typer(frames, name="frame")
+
+DIVERGED = 3
+INTERRUPTED = 130
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run a command; bad input becomes one line on stderr and exit code 2."""
+    try:
+        return int(app(words, standalone_mode=False) or 0)
+    except click.ClickException as problem:
+        return _fail(problem.format_message(), 2)
+    except ConfigError as problem:
+        return _fail(str(problem), 2)
+    except (Diverged, TooFewClients) as problem:
+        return _fail(str(problem), DIVERGED)
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("stopped", INTERRUPTED)
+
+
+def _fail(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    print(f"fedsift: {line}", file=sys.stderr)
+    return code
+
+
+@contextmanager
+def user_input() -> Iterator[None]:
+    """Inside, a ValueError is the user's to mend, not a bug of ours."""
+    try:
+        yield
+    except ValueError as problem:
+        raise click.ClickException(str(problem)) from None
+
+
+Option = tuple[str, type, str]
+COMMON = "The federation"
+METHOD = "The algorithm's own settings (where it has them)"
+OPTIONS: dict[str, list[Option]] = {
+    COMMON: [
+        ("dataset", str, f"Data set: {', '.join(DATASETS)}."),
+        ("model", str, f"Model: {', '.join(MODELS)}; auto picks one that fits the data."),
+        ("clients", int, "Number of clients."),
+        ("rounds", int, "Communication rounds."),
+        ("batch-size", int, "Samples a local step; 0 takes the whole local set."),
+        ("partition", str, "How data is dealt to clients: iid or dirichlet."),
+        ("theta", float, "Dirichlet concentration: smaller is less alike."),
+        ("participation", float, "Share of the clients that train in a round."),
+        ("dropout", float, "Chance that a client trains and its update is lost."),
+        ("min-clients", int, "A round with fewer updates than this stops the run."),
+        ("wire", str, "count: measure every message; real: also encode and decode it."),
+        ("seed", int, "Fixes the weights, the partition, cohorts and mini-batches."),
+        ("device", str, "auto, cpu or cuda."),
+        ("tensorboard", bool, "Also write TensorBoard events into the run's folder."),
+    ],
+    METHOD: [
+        ("local-steps", int, "L, local mini-batch steps a round."),
+        ("lr", float, "Learning rate."),
+        ("density", float, "α = k/d, the share of coordinates that is sent, in (0, 1]."),
+        ("beta1", float, "Decay of the first moment."),
+        ("beta2", float, "Decay of the second moment."),
+        ("eps", float, "ε inside Adam's square root."),
+        ("bits", int, "Efficient-Adam: bits a coordinate, 2 to 8."),
+        ("warmup-rounds", int, "1-bit Adam: rounds of FedAdam before the compression."),
+    ],
+}
+
+
+def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command every option of a run; it gets those that were set as one dict ``given``."""
+    own = list(signature(command, eval_str=True).parameters.values())
+    shared = [_parameter(option, panel) for panel, row in OPTIONS.items() for option in row]
+    names = [p.name for p in shared]
+
+    @functools.wraps(command)
+    def wrapped(**values: Any) -> None:
+        set_by_user = {n: v for n in names if (v := values.pop(n)) is not None}
+        command(**values, given=set_by_user)
+
+    kept = [p for p in own if p.name != "given"]
+    wrapped.__signature__ = Signature([*kept, *shared])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in (*kept, *shared)}
+    del wrapped.__wrapped__  # typer would follow it to the undecorated signature
+    return wrapped
+
+
+def _parameter(option: Option, panel: str) -> Parameter:
+    flag, kind, text = option
+    name = flag.replace("-", "_")
+    default = getattr(RunConfig(), name, None)
+    shown = "the algorithm's own" if default is None else str(default)
+    about = typer.Option(
+        f"--{flag}",
+        help=text,
+        show_default=False if kind is bool else shown,
+        rich_help_panel=panel,
+    )
+    annotation = Annotated[kind | None, about]  # type: ignore[valid-type]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+Config = Annotated[
+    Path | None, typer.Option("--config", help="A TOML file of the same keys; flags win over it.")
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Folder for the results.", show_default="under runs/")
+]
+
+
+@app.command()
+@with_run_options
+def run(
+    *,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            "--algorithm", help=f"One of: {', '.join(METHODS)}.", show_default="fedadam-ssm"
+        ),
+    ] = None,
+    config: Config = None,
+    out: Out = None,
+    given: dict[str, Any],
+) -> None:
+    """Train a federation.
+
+    With no option at all: FedAdam-SSM, 20 clients, 30 rounds, on the digits that come with
+    scikit-learn. The folder it leaves holds config.toml, metrics.jsonl, summary.json,
+    checkpoint.safetensors and report.html.
+
+    For example:
+
+    * `fedsift run --partition dirichlet --theta 0.1`
+
+    * `fedsift run --algorithm fedadam --rounds 50 --out runs/fedadam`
+    """
+    with user_input():
+        chosen = {} if algorithm is None else {"algorithm": algorithm}
+        values = read_values(config) if config else {}
+        settings = RunConfig.from_values({**values, **chosen, **given})
+        federation = federation_of(settings)
+        path = out or _new_folder(f"{settings.dataset}-{settings.algorithm}")
+        folder = RunFolder.create(path, settings)
+    carry_out(folder, settings, federation)
+
+
+@app.command()
+def resume(folder: Annotated[Path, typer.Argument(help="The folder of a stopped run.")]) -> None:
+    """Continue a stopped run; the result is bit for bit that of an unbroken one.
+
+    Example: `fedsift resume runs/digits-fedadam-ssm-20260101-120000`
+    """
+    with user_input():
+        opened = RunFolder.open(folder)
+        settings = opened.config()
+        federation = federation_of(settings)
+    carry_out(opened, settings, federation)
+
+
+@app.command()
+@with_run_options
+def compare(
+    *,
+    algorithms: Annotated[
+        str, typer.Option("--algorithms", help=f"Separated by commas, of: {', '.join(METHODS)}.")
+    ],
+    target: Annotated[float, typer.Option("--target", help="Test accuracy to reach, in (0, 1].")],
+    config: Config = None,
+    out: Out = None,
+    given: dict[str, Any],
+) -> None:
+    """Compare algorithms on one task: the bits each needs to reach a target accuracy.
+
+    Prints the paper's kind of table and writes it as CSV, with a figure and a report. Run it again
+    with the same --out to continue after a stop.
+
+    Example: `fedsift compare --algorithms fedadam-ssm,fedadam-top,fedadam --target 0.95`
+    """
+    with user_input():
+        if not 0 < target <= 1:
+            raise ValueError(f"target must be in (0, 1], got {target}")
+        values = {**(read_values(config) if config else {}), **given}
+        values.pop("algorithm", None)
+        settings = configs_of(algorithms.split(","), values)
+        path = out or _new_folder(f"compare-{settings[0].dataset}")
+        federations = [federation_of(each) for each in settings]
+        folders = [RunFolder.create_or_continue(path / each.algorithm, each) for each in settings]
+    carry_out_all(path, list(zip(folders, settings, federations, strict=True)), target)
+
+
+@frames.command()
+def inspect(file: Annotated[Path, typer.Argument(help="A file that holds one frame.")]) -> None:
+    """Print a frame's header, its sizes by part, and its distance from the information limit.
+
+    Example: `fedsift frame inspect update.fsf`
+    """
+    with user_input():
+        try:
+            frame = file.read_bytes()
+        except OSError as problem:
+            raise ValueError(f"cannot read {file}: {problem.strerror}") from None
+        anatomy = dissect(frame)
+    show_frame(anatomy)
+
+
+def _new_folder(name: str) -> Path:
+    stem = f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    path, number = Path(stem), 2
+    while path.exists():
+        path, number = Path(f"{stem}-{number}"), number + 1
+    return path

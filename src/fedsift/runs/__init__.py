@@ -1,0 +1,7 @@
+"""A run on disk: its configuration, metrics and checkpoint, and how it goes on after a crash."""
+
+from fedsift.runs.config import RunConfig
+from fedsift.runs.folder import RunFolder
+from fedsift.runs.run import federation_of, go, summarise
+
+__all__ = ["RunConfig", "RunFolder", "federation_of", "go", "summarise"]

@@ -1,0 +1,94 @@
+"""Several algorithms on one task: the paper's Table 1, for any task."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+from fedsift.algorithms import settings_of
+from fedsift.runs.config import ConfigError, RunConfig
+from fedsift.runs.folder import column
+from fedsift.simulation import Record
+
+MIBIT = 2**20
+"""Bits in a Mibit, the unit of the paper's Table 1."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one algorithm fared; ``mibit`` and ``round`` are None if the target was not reached."""
+
+    algorithm: str
+    target: float
+    mibit: float | None
+    megabytes: float | None
+    round: int | None
+    best_accuracy: float
+    final_accuracy: float
+    ratio: float | None = None
+
+
+def configs_of(algorithms: Sequence[str], values: Mapping[str, Any]) -> list[RunConfig]:
+    """One run's configuration for each algorithm, each given the settings that it has.
+
+    >>> [c.settings for c in configs_of(["fedsgd", "fedadam-ssm"], {"density": 0.1, "lr": 0.01})]
+    [{'lr': 0.01}, {'density': 0.1, 'lr': 0.01}]
+    """
+    names = [name.strip().replace("_", "-") for name in algorithms]
+    known = {name: settings_of(name) for name in names}
+    anywhere = {key for settings in known.values() for key in settings}
+    everywhere = set(RunConfig.__dataclass_fields__)
+    for key in values:
+        if key not in anywhere | everywhere:
+            raise ConfigError(
+                f"none of these algorithms has a setting {key.replace('_', '-')!r}; they have: "
+                f"{', '.join(sorted(k.replace('_', '-') for k in anywhere))}"
+            )
+    return [
+        RunConfig.from_values(
+            {k: v for k, v in values.items() if k in everywhere or k in known[name]}
+            | {"algorithm": name}
+        )
+        for name in names
+    ]
+
+
+def row_of(algorithm: str, history: Sequence[Record], target: float) -> Row:
+    """What an algorithm had sent when its test accuracy first reached the target."""
+    reached = next((r for r in history if (r["accuracy"] or 0) >= target), None)
+    accuracies = column(history, "accuracy")
+    return Row(
+        algorithm,
+        target,
+        None if reached is None else float(reached["uplink_bits_paper"] or 0) / MIBIT,
+        None if reached is None else float(reached["uplink_bytes"] or 0) / 1e6,
+        None if reached is None else int(reached["round"] or 0),
+        max(accuracies),
+        accuracies[-1],
+    )
+
+
+def table_of(histories: Mapping[str, Sequence[Record]], target: float) -> list[Row]:
+    """The comparison, each row with its ratio to the best."""
+    rows = [row_of(name, history, target) for name, history in histories.items()]
+    spent = [row.mibit for row in rows if row.mibit is not None]
+    best = min(spent, default=None)
+    return [_with_ratio(row, best) for row in rows]
+
+
+def _with_ratio(row: Row, best: float | None) -> Row:
+    ratio = None if row.mibit is None or not best else row.mibit / best
+    return Row(**{**row.__dict__, "ratio": ratio})
+
+
+def csv_of(rows: Iterable[Row]) -> str:
+    """The comparison as CSV, in full precision; empty where the target was not reached."""
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Row.__dataclass_fields__)
+    for row in rows:
+        writer.writerow("" if value is None else value for value in row.__dict__.values())
+    return text.getvalue()

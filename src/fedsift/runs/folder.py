@@ -1,0 +1,213 @@
+"""The files of a run: config.toml, metrics.jsonl, checkpoint.safetensors, summary.json."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsift.federation import Snapshot, Traffic
+from fedsift.runs.config import ConfigError, RunConfig
+from fedsift.simulation import Record
+from fedsift.vector import Layout, Moments, raw_bytes
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A snapshot and the seconds that led to it."""
+
+    snapshot: Snapshot
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run on disk. Every file but metrics.jsonl is replaced whole or not at all."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        """The configuration, as TOML."""
+        return self.path / "config.toml"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object a round."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoint_file(self) -> Path:
+        """Everything needed to go on."""
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def summary_file(self) -> Path:
+        """The whole run in one JSON object; there once the run has ended."""
+        return self.path / "summary.json"
+
+    @classmethod
+    def create(cls, path: Path, config: RunConfig) -> RunFolder:
+        """A new run's folder; refuses one that holds a run."""
+        folder = cls(path)
+        if folder.config_file.exists():
+            raise ConfigError(
+                f"{path} holds a run already: continue it with 'fedsift resume {path}', "
+                "or give another --out"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise ConfigError(f"cannot make the folder {path}: {problem.strerror}") from None
+        replace_file(folder.config_file, config.toml().encode())
+        return folder
+
+    @classmethod
+    def create_or_continue(cls, path: Path, config: RunConfig) -> RunFolder:
+        """A new run's folder, or the one of the same run where it stopped."""
+        folder = cls(path)
+        if folder.config_file.exists() and folder.config() == config:
+            return folder
+        return cls.create(path, config)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run's folder."""
+        folder = cls(path)
+        if not folder.config_file.exists():
+            raise ConfigError(f"{path} holds no run: there is no {folder.config_file.name} in it")
+        return folder
+
+    def config(self) -> RunConfig:
+        """The run's configuration."""
+        return RunConfig.read(self.config_file)
+
+    def append(self, record: Record) -> None:
+        """Add a round's metrics."""
+        with self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def history(self, up_to: int | None = None) -> list[Record]:
+        """The metrics of each round, up to and including the given one."""
+        if not self.metrics_file.exists():
+            return []
+        records = []
+        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                break  # the line that a crash cut off
+        return [r for r in records if up_to is None or r["round"] <= up_to]
+
+    def rewind(self, round: int) -> list[Record]:
+        """Drop the metrics of rounds after the given one, and give the others."""
+        history = self.history(round)
+        if len(history) != round:
+            raise ConfigError(
+                f"{self.metrics_file} has {len(history)} of the {round} rounds before the "
+                "checkpoint: the run cannot go on from here"
+            )
+        text = "".join(json.dumps(record) + "\n" for record in history)
+        replace_file(self.metrics_file, text.encode())
+        return history
+
+    def save(self, checkpoint: Checkpoint, layout: Layout) -> None:
+        """Write a checkpoint; until it is whole on the disk, the last one stays."""
+        tensors = tensors_of(checkpoint.snapshot)
+        about = {
+            "round": checkpoint.snapshot.round,
+            "traffic": asdict(checkpoint.snapshot.traffic),
+            "seconds": checkpoint.seconds,
+            "layout": layout.fingerprint(),
+            "digest": digest(tensors),
+        }
+        partial = self.checkpoint_file.with_suffix(".partial")
+        save_file(tensors, partial, metadata={"fedsift": json.dumps(about)})
+        settle(partial, self.checkpoint_file)
+
+    def load(self, layout: Layout, device: str) -> Checkpoint | None:
+        """The last checkpoint, checked; None if the run stopped before its first."""
+        if not self.checkpoint_file.exists():
+            return None
+        try:
+            with safe_open(self.checkpoint_file, "pt", device=device) as file:
+                about = json.loads(file.metadata()["fedsift"])
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as problem:
+            raise ConfigError(f"{self.checkpoint_file} is corrupt: {problem}") from None
+        if about["digest"] != digest(tensors):
+            raise ConfigError(f"{self.checkpoint_file} is corrupt: its tensors were altered")
+        if about["layout"] != layout.fingerprint():
+            raise ConfigError(f"{self.checkpoint_file} is of another model than config.toml's")
+        return Checkpoint(snapshot_of(about, tensors), about["seconds"])
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json."""
+        replace_file(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
+
+
+def tensors_of(snapshot: Snapshot) -> dict[str, Tensor]:
+    """A snapshot as named tensors."""
+    server = {f"server/{name}": x for name, x in snapshot.server_memory.items()}
+    clients = {
+        f"client/{n}/{name}": x
+        for n, memory in snapshot.client_memory.items()
+        for name, x in memory.items()
+    }
+    named = {**snapshot.state._asdict(), **server, **clients}
+    return {name: x.detach().contiguous() for name, x in named.items()}
+
+
+def snapshot_of(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Snapshot:
+    """A snapshot from its named tensors."""
+    server: dict[str, Tensor] = {}
+    clients: dict[int, dict[str, Tensor]] = {}
+    for key, x in tensors.items():
+        match key.split("/"):
+            case ["server", name]:
+                server[name] = x
+            case ["client", n, name]:
+                clients.setdefault(int(n), {})[name] = x
+    state = Moments(tensors["w"], tensors["m"], tensors["v"])
+    return Snapshot(about["round"], state, server, clients, Traffic(**about["traffic"]))
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of every tensor's name and bytes."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        hasher.update(name.encode())
+        hasher.update(raw_bytes(tensors[name]))
+    return hasher.hexdigest()
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that a crash leaves either the old one or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    settle(partial, path)
+
+
+def settle(partial: Path, path: Path) -> None:
+    """Move a finished file to its place, and see that both are on the disk."""
+    for target in (partial, path.parent):
+        handle = os.open(target, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        if target == partial:
+            os.replace(partial, path)
+
+
+def column(history: Iterable[Record], name: str) -> list[float]:
+    """One column of the metrics, without the rounds that lack it."""
+    return [float(value) for r in history if (value := r.get(name)) is not None]

@@ -1,0 +1,141 @@
+"""Carry out a run: from its configuration, or from where it stopped."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedsift.data import deal, load
+from fedsift.engine.task import Diverged
+from fedsift.federation import Federation, Snapshot, TooFewClients
+from fedsift.models import build
+from fedsift.runs.config import RunConfig
+from fedsift.runs.folder import Checkpoint, RunFolder, column
+from fedsift.simulation import Record, play, prepare
+
+
+def federation_of(config: RunConfig) -> Federation:
+    """Load the data, deal it out, build the model: everything before round 1."""
+    dataset = load(config.dataset)
+    x, y = dataset.train
+    rows = deal(config.partition, y.numpy(), config.clients, config.seed, config.theta)
+    return prepare(
+        build(config.model, dataset.shape, config.seed),
+        [(x[part], y[part]) for part in rows],
+        dataset.test,
+        config.make_algorithm(),
+        batch_size=config.batch_size or None,
+        participation=config.participation,
+        dropout=config.dropout,
+        min_clients=config.min_clients,
+        wire=config.wire,
+        loss=cross_entropy,
+        seed=config.seed,
+        device=config.torch_device(),
+    )
+
+
+def go(folder: RunFolder, federation: Federation, rounds: int) -> Iterator[Record]:
+    """Play the rounds that are still to play, keeping the folder up to date.
+
+    Rounds that were played before come first, as they were recorded.
+    """
+    layout = federation.task.layout
+    device = str(federation.task.clients[0][0].device)
+    saved = folder.load(layout, device) or Checkpoint(federation.first(), 0.0)
+    yield from folder.rewind(saved.snapshot.round)
+    keeper = Keeper(folder, federation, saved)
+    try:
+        for snapshot, record in play(federation, saved.snapshot, rounds, saved.seconds):
+            folder.append(record)
+            keeper.offer(snapshot, float(record["seconds"] or 0))
+            yield record
+    except (Diverged, TooFewClients, KeyboardInterrupt):
+        keeper.save()
+        raise
+    keeper.save()
+
+
+class Keeper:
+    """Saves checkpoints often, yet in no more than a twentieth of the time."""
+
+    def __init__(self, folder: RunFolder, federation: Federation, saved: Checkpoint) -> None:
+        self.folder, self.layout = folder, federation.task.layout
+        self.latest, self.saved_round = saved, saved.snapshot.round
+        self.due = 0.0
+
+    def offer(self, snapshot: Snapshot, seconds: float) -> None:
+        """Take a round's snapshot, and save it if it is time to."""
+        self.latest = Checkpoint(snapshot, seconds)
+        if time.monotonic() >= self.due:
+            self.save()
+
+    def save(self) -> None:
+        """Save the latest snapshot unless it is saved."""
+        if self.latest.snapshot.round == self.saved_round:
+            return
+        began = time.monotonic()
+        self.folder.save(self.latest, self.layout)
+        self.saved_round = self.latest.snapshot.round
+        ended = time.monotonic()
+        self.due = ended + 19 * (ended - began)
+
+
+def summarise(config: RunConfig, federation: Federation, history: list[Record]) -> dict[str, Any]:
+    """The contents of summary.json."""
+    accuracies = column(history, "accuracy")
+    last = history[-1]
+    seconds = float(last["seconds"] or 0)
+    return {
+        **config.flat(),
+        "parameters": federation.task.layout.d,
+        "final_accuracy": accuracies[-1] if accuracies else None,
+        "best_accuracy": max(accuracies, default=None),
+        "uplink_bits_paper": last["uplink_bits_paper"],
+        "uplink_bytes": last["uplink_bytes"],
+        "downlink_bytes": last["downlink_bytes"],
+        "seconds": seconds,
+        "seconds_per_round": seconds / len(history),
+        "environment": environment(config),
+    }
+
+
+def environment(config: RunConfig) -> dict[str, str]:
+    """What the figures depend on beside the configuration."""
+    device = config.torch_device()
+    return {
+        "fedsift": version("fedsift"),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"cpu ({os.cpu_count()} cores)",
+        "platform": platform.platform(terse=True),
+    }
+
+
+def commit() -> str:
+    """The git commit of this code, '+' if it was changed since; empty outside a checkout."""
+    here = Path(__file__)
+    try:
+        _git(here, "ls-files", "--error-unmatch", here.name)
+        return _git(here, "describe", "--always", "--dirty=+", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(file: Path, *words: str) -> str:
+    said = subprocess.run(
+        ["git", *words], cwd=file.parent, capture_output=True, text=True, check=True, timeout=5
+    )
+    return said.stdout.strip()

@@ -1,0 +1,201 @@
+"""What a run looks like in the terminal: a progress bar while it goes, a table when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedsift.codec.frame import CHECKSUM_BYTES
+from fedsift.codec.header import PartHeader
+from fedsift.codec.inspect import Anatomy, above_limit
+from fedsift.engine.task import Diverged
+from fedsift.federation import Federation
+from fedsift.report.figures import accuracy_figure
+from fedsift.report.html import Shown, write_report
+from fedsift.runs.compare import MIBIT, Row, csv_of, table_of
+from fedsift.runs.config import RunConfig
+from fedsift.runs.folder import RunFolder, replace_file
+from fedsift.runs.run import go, summarise
+from fedsift.runs.tensorboard import logged
+from fedsift.simulation import Record
+
+Run = tuple[RunFolder, RunConfig, Federation]
+out = Console()
+err = Console(stderr=True)
+
+
+def carry_out(folder: RunFolder, config: RunConfig, federation: Federation) -> None:
+    """One run from start, or where it stopped, to its end."""
+    shown = finish_run(folder, config, federation)
+    report = folder.path / "report.html"
+    write_report([shown], report, f"{config.algorithm} on {config.dataset}")
+    out.print(summary_table(shown.summary))
+    say_where("report", report)
+
+
+def carry_out_all(path: Path, runs: Sequence[Run], target: float) -> None:
+    """Every run of a comparison, then its table, figure and report."""
+    shown = [finish_run(*run) for run in runs]
+    histories = {each.name: each.history for each in shown}
+    rows = table_of(histories, target)
+    title = f"{runs[0][1].dataset}, {runs[0][1].partition}: Mibit a client to {100 * target:.1f} %"
+    replace_file(path / "compare.csv", csv_of(rows).encode())
+    accuracy_figure(histories, path / "compare.png", title, target)
+    write_report(shown, path / "report.html", title)
+    out.print(comparison_table(rows, title))
+    say_where("table", path / "compare.csv")
+    say_where("figure", path / "compare.png")
+    say_where("report", path / "report.html")
+
+
+def finish_run(folder: RunFolder, config: RunConfig, federation: Federation) -> Shown:
+    """Play a run's remaining rounds under a progress bar and write its summary."""
+    history: list[Record] = []
+    with told_how_to_go_on(folder), bar(config) as step:
+        records = go(folder, federation, config.rounds)
+        for record in logged(records, folder.path) if config.tensorboard else records:
+            history.append(record)
+            step(record)
+    summary = summarise(config, federation, history)
+    folder.finish(summary)
+    return Shown(config.algorithm, history, summary)
+
+
+@contextmanager
+def told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
+    """When a run stops early, say what became of it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print(f"continue with: fedsift resume {folder.path}", soft_wrap=True, highlight=False)
+        raise
+    except Diverged as problem:
+        kept = f"; the last good checkpoint is in {folder.path}; try a smaller --lr"
+        raise Diverged(str(problem) + kept) from None
+
+
+@contextmanager
+def bar(config: RunConfig) -> Iterator[Any]:
+    """A progress bar; what it gives is called with each round's record."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=10),
+        TextColumn("{task.completed}/{task.total}{task.fields[status]} ·"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    with Progress(*columns, console=err) as progress:
+        task = progress.add_task(config.algorithm, total=config.rounds, status="")
+
+        def step(record: Record) -> None:
+            progress.update(task, completed=record["round"], status=status_of(record))
+
+        yield step
+
+
+def status_of(record: Record) -> str:
+    """A record in a few words.
+
+    >>> status_of({"accuracy": 0.9, "loss": 0.5, "uplink_bits_paper": 2**20})
+    ' · 90.00 % · loss 0.50 · 1.00 Mibit'
+    """
+    words = []
+    if record["accuracy"] is not None:
+        words.append(f"{100 * record['accuracy']:.2f} %")
+    if record["loss"] is not None:
+        words.append(f"loss {record['loss']:.2f}")
+    words.append(f"{(record['uplink_bits_paper'] or 0) / MIBIT:.2f} Mibit")
+    return "".join(f" · {word}" for word in words)
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """The closing table of a run."""
+    table = Table(title=f"{summary['algorithm']} on {summary['dataset']}", show_header=False)
+    rows = {
+        "model": f"{summary['model']}, {summary['parameters']:,} parameters",
+        "federation": f"{summary['clients']} clients, {summary['rounds']} rounds, "
+        f"{summary['partition']} data",
+        "final accuracy": percent(summary["final_accuracy"]),
+        "best accuracy": percent(summary["best_accuracy"]),
+        "uplink a client": f"{summary['uplink_bytes'] / 1e6:.2f} MB sent; "
+        f"{summary['uplink_bits_paper'] / MIBIT:.2f} Mibit by the paper's formula",
+        "downlink a client": f"{summary['downlink_bytes'] / 1e6:.2f} MB",
+        "time": f"{summary['seconds']:.2f} s, {summary['seconds_per_round']:.2f} s a round",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def comparison_table(rows: Iterable[Row], title: str) -> Table:
+    """The paper's Table 1 for one task."""
+    table = Table(title=title)
+    for heading in ("algorithm", "Mibit", "ratio", "round", "best", "final"):
+        table.add_column(heading, justify="left" if heading == "algorithm" else "right")
+    for row in rows:
+        table.add_row(
+            row.algorithm,
+            "∞" if row.mibit is None else f"{row.mibit:.2f}",
+            "" if row.ratio is None else f"{row.ratio:.2f}×",
+            "–" if row.round is None else str(row.round),
+            percent(row.best_accuracy),
+            percent(row.final_accuracy),
+        )
+    return table
+
+
+def show_frame(anatomy: Anatomy) -> None:
+    """A frame's header and the sizes of its parts."""
+    header = anatomy.header
+    about = Table(title="frame", show_header=False)
+    about.add_row("algorithm", header.algorithm or "–")
+    about.add_row("round, client", f"{header.round}, {header.client}")
+    about.add_row("run, base state", f"{header.run.hex()}, {header.base.hex()}")
+    about.add_row("model", f"d = {header.d:,}")
+    about.add_row("weight", f"{header.weight:g}")
+    about.add_row(
+        "size",
+        f"{anatomy.total_bytes:,} bytes, {anatomy.bits_per_coordinate:.2f} bits a coordinate",
+    )
+    parts = Table(title="bytes by part")
+    for heading in ("part", "coder", "values", "bytes", "bits each", "of the limit"):
+        parts.add_column(heading, justify="left" if heading in ("part", "coder") else "right")
+    parts.add_row(
+        "header and checksum", "", "", f"{anatomy.header_bytes + CHECKSUM_BYTES:,}", "", ""
+    )
+    for part in header.parts:
+        for row in part_rows(part, header.d):
+            parts.add_row(*row)
+    out.print(about)
+    out.print(parts)
+
+
+def part_rows(part: PartHeader, d: int) -> Iterator[tuple[str, ...]]:
+    """A part's mask and values as rows of the table."""
+
+    def each(size: int) -> str:
+        return f"{8 * size / max(part.k, 1):.2f}"
+
+    if part.index is not None:
+        ratio = above_limit(part, d)
+        shown = "–" if ratio is None else f"{100 * ratio:.2f} %"
+        size = part.index_bytes
+        yield "mask", part.index.name, f"{part.k:,}", f"{size:,}", each(size), shown
+    for role, coder, size in zip(part.roles, part.coders, part.value_bytes, strict=True):
+        yield role.upper(), coder.name, f"{part.k:,}", f"{size:,}", each(size), ""
+
+
+def percent(x: float | None) -> str:
+    """A share in percent, to two decimals."""
+    return "–" if x is None else f"{100 * x:.2f} %"
+
+
+def say_where(what: str, path: Path) -> None:
+    """Name a file that was written, on a line of its own that can be copied."""
+    out.print(f"{what}: {path}", soft_wrap=True, highlight=False)
