@@ -1,0 +1,49 @@
+"""Every method against the NumPy transcription of the paper, in float64."""
+
+import numpy as np
+import pytest
+from torch.nn.functional import mse_loss
+
+import fedsift
+import oracle
+from fedsift import algorithms
+from problems import ridge
+
+ADAM = {"lr": 0.02, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6}
+SPARSE = {"density": 0.3, "local_steps": 5}
+CASES = {
+    "fedadam_ssm": {**ADAM, **SPARSE},
+    "fedadam_ssm_m": {**ADAM, **SPARSE},
+    "fedadam_ssm_v": {**ADAM, **SPARSE},
+    "fairness_top": {**ADAM, **SPARSE},
+    "fedadam_top": {**ADAM, **SPARSE},
+    "fedadam": {**ADAM, "local_steps": 5},
+    "fedsgd": {"lr": 0.01, "local_steps": 5},
+    "sparse_fedsgd": {"lr": 0.01, **SPARSE},
+    "onebit_adam": {**ADAM, "warmup_rounds": 3},
+    "efficient_adam": {**ADAM, "bits": 4},
+}
+
+
+def test_every_method_has_a_transcription():
+    assert {name.replace("_", "-") for name in CASES} == set(algorithms.METHODS)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", CASES)
+def test_ten_rounds_agree_to_ten_digits(name, seed):
+    problem = ridge(seed)
+    settings = CASES[name]
+    result = fedsift.simulate(
+        problem.model,
+        problem.clients,
+        algorithm=getattr(algorithms, name)(**settings),
+        rounds=10,
+        batch_size=None,
+        loss=mse_loss,
+    )
+    expected = getattr(oracle, name)(
+        problem.gradients, problem.sizes, problem.w0.numpy(), 10, **settings
+    )
+    for ours, theirs in zip(result.state, expected, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-10)

@@ -1,0 +1,155 @@
+"""Who takes part, who is lost, and what is counted."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import fedsift
+from fedsift import algorithms
+from fedsift.engine.task import Diverged
+from fedsift.simulation import prepare
+from problems import ridge
+
+METHOD = algorithms.fedadam_ssm(density=0.3, local_steps=2)
+
+
+def federation(clients=10, algorithm=METHOD, batch_size=None, **options):
+    problem = ridge(0, clients=clients)
+    options = {"participation": 1.0, "dropout": 0.0, "min_clients": 0, "wire": "count", **options}
+    return prepare(
+        problem.model, problem.clients, None, algorithm,
+        batch_size=batch_size, loss=mse_loss, seed=3, device="cpu", **options,
+    )  # fmt: skip
+
+
+def test_a_cohort_has_its_share_of_distinct_clients_and_changes():
+    fed = federation(participation=0.3)
+    cohorts = [fed.cohort(round) for round in range(1, 30)]
+    assert all(len(set(c)) == 3 and list(c) == sorted(c) for c in cohorts)
+    assert len(set(cohorts)) > 1
+    assert {n for c in cohorts for n in c} == set(range(10))
+
+
+def test_full_participation_takes_everyone():
+    assert federation().cohort(1) == tuple(range(10))
+
+
+def test_a_tiny_participation_still_takes_one():
+    assert len(federation(participation=0.001).cohort(1)) == 1
+
+
+def test_lost_updates_are_neither_merged_nor_counted():
+    fed = federation(dropout=0.5)
+    lost = fed.dropped(1, fed.cohort(1))
+    after, happened = fed.play(fed.first())
+    assert 0 < len(lost) < 10
+    assert happened.clients == 10 - len(lost)
+    everyone, _ = federation().play(fed.first())
+    share = (10 - len(lost)) / 10
+    assert after.traffic.uplink_bits_paper == share * everyone.traffic.uplink_bits_paper
+    assert not torch.equal(after.state.w, everyone.state.w)
+
+
+def test_a_client_whose_update_is_lost_keeps_its_memory():
+    fed = federation(dropout=0.5, algorithm=algorithms.efficient_adam())
+    after, _ = fed.play(fed.first())
+    assert set(after.client_memory) == set(range(10)) - fed.dropped(1, fed.cohort(1))
+
+
+def test_a_round_in_which_all_is_lost_changes_nothing():
+    fed = federation(clients=1, dropout=0.999)
+    before = fed.first()
+    after, happened = fed.play(before)
+    assert happened.clients == 0
+    assert torch.equal(after.state.w, before.state.w)
+    assert after.round == 1
+
+
+def test_weights_are_mini_batch_sizes():
+    fed = federation(batch_size=10)
+    sizes = [len(x) for x, _ in fed.task.clients]
+    assert [fed.task.weight(n) for n in range(10)] == [min(10, size) for size in sizes]
+    assert min(sizes) < 10 < max(sizes)
+
+
+def test_mini_batches_are_fresh_and_have_no_repeats():
+    fed = federation(batch_size=2)
+    rows = fed.task.batches(round=1, client=0, steps=50)
+    assert all(len(set(batch)) == 2 for batch in rows.tolist())
+    assert len({tuple(batch) for batch in rows.tolist()}) > 1
+    assert (rows == fed.task.batches(round=1, client=0, steps=50)).all()
+    assert (rows != fed.task.batches(round=2, client=0, steps=50)).any()
+
+
+def test_traffic_follows_the_papers_formula():
+    fed = federation()
+    after, _ = fed.play(fed.first())
+    d, k = 12, 4
+    assert after.traffic.uplink_bits_paper == min(3 * k * 32 + d, k * (96 + 3.584962500721156))
+
+
+def test_playing_a_round_leaves_the_snapshot_before_it_alone():
+    fed = federation(algorithm=algorithms.efficient_adam())
+    before = fed.first()
+    once, _ = fed.play(before)
+    again, _ = fed.play(before)
+    assert torch.equal(once.state.w, again.state.w)
+    assert before.client_memory == {}
+
+
+def test_a_divergence_names_the_round():
+    problem = ridge(0)
+    with pytest.raises(Diverged, match="round 1"):
+        fedsift.simulate(
+            problem.model, problem.clients, loss=mse_loss, rounds=3,
+            algorithm=algorithms.fedsgd(local_steps=100, lr=1e10),
+        )  # fmt: skip
+
+
+def test_the_callers_model_is_left_alone():
+    problem = ridge(0)
+    model = problem.model
+    result = fedsift.simulate(model, problem.clients, loss=mse_loss, rounds=1, algorithm=METHOD)
+    assert torch.equal(model.weight[0], problem.w0)
+    result.load_into(model)
+    assert torch.equal(model.weight[0], result.state.w)
+
+
+def test_a_model_with_running_statistics_is_refused():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with pytest.raises(ValueError, match="GroupNorm"):
+        fedsift.simulate(model, [(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))])
+
+
+def test_dropout_layers_follow_the_seed_alone():
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
+    data = [(torch.randn(8, 4), torch.arange(8) % 2)]
+    first = fedsift.simulate(model, data, rounds=2, algorithm=METHOD)
+    torch.rand(5)
+    state = torch.get_rng_state()
+    second = fedsift.simulate(model, data, rounds=2, algorithm=METHOD)
+    assert torch.equal(first.state.w, second.state.w)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ([], "no clients"),
+        ([(torch.zeros(2, 1), torch.zeros(3))], "2 samples and 3 labels"),
+        ([(torch.zeros(0, 1), torch.zeros(0))], "no samples"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_refused(clients, message):
+    with pytest.raises(ValueError, match=message):
+        fedsift.simulate(nn.Linear(1, 1), clients, loss=mse_loss)
+
+
+def test_regression_has_a_loss_but_no_accuracy():
+    problem = ridge(0)
+    result = fedsift.simulate(
+        problem.model, problem.clients, test=problem.clients[0], loss=mse_loss, rounds=1
+    )
+    assert result.history[0]["accuracy"] is None
+    assert result.history[0]["loss"] > 0
