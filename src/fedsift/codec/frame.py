@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+from fedsift.codec.gaps import Ints
 from fedsift.codec.header import Header, PartHeader, read_header, write_header
-from fedsift.codec.index import Ints, auto
+from fedsift.codec.index import auto
 from fedsift.codec.limits import FrameError, Limits
 from fedsift.codec.update import Coded, Part, Role, Update
 from fedsift.codec.values import Codes
@@ -93,11 +94,10 @@ def decode(frame: bytes, layout: Layout, limits: Limits | None = None) -> Update
 
 def open_frame(frame: bytes, layout: Layout, limits: Limits) -> tuple[Header, int]:
     """The header of a frame that is whole and within the limits, and where its payload begins."""
-    if len(frame) < CHECKSUM_BYTES or checksum(frame[:-CHECKSUM_BYTES]) != frame[-CHECKSUM_BYTES:]:
-        raise FrameError("wrong checksum")
-    header, at = read_header(frame)
+    body = unseal(frame)
+    header, at = read_header(body)
     header.check(layout, limits)
-    if at + sum(part.payload_bytes for part in header.parts) + CHECKSUM_BYTES != len(frame):
+    if at + sum(part.payload_bytes for part in header.parts) != len(body):
         raise FrameError("the frame is longer or shorter than its header says")
     return header, at
 
@@ -117,8 +117,7 @@ def _part_header(part: Part, layout: Layout) -> PartHeader:
     if part.indices is None:
         return PartHeader(roles, layout.d, None, 0, coders)
     indices = _indices(part)
-    coder = auto(indices, layout.d, layout.starts)
-    size = coder.size(indices, layout.d, layout.starts)
+    coder, size = auto(indices, layout.d, layout.starts)
     return PartHeader(roles, len(indices), coder, size, coders)
 
 
@@ -128,6 +127,14 @@ def state_hash(state: Moments) -> bytes:
     for x in state:
         hasher.update(raw_bytes(x))
     return hasher.digest()
+
+
+def unseal(frame: bytes) -> bytes:
+    """A frame without its checksum, which must fit."""
+    body = frame[:-CHECKSUM_BYTES]
+    if checksum(body) != frame[-CHECKSUM_BYTES:]:
+        raise FrameError("wrong checksum: not a frame, or a damaged one")
+    return body
 
 
 def checksum(body: bytes) -> bytes:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedsift.codec.frame import CHECKSUM_BYTES, checksum
+from fedsift.codec.frame import unseal
 from fedsift.codec.header import Header, PartHeader, read_header
-from fedsift.codec.limits import FrameError
 
 
 @dataclass(frozen=True)
@@ -30,9 +29,7 @@ def dissect(frame: bytes) -> Anatomy:
 
     No model is needed, so the payload is not decoded.
     """
-    if len(frame) < CHECKSUM_BYTES or checksum(frame[:-CHECKSUM_BYTES]) != frame[-CHECKSUM_BYTES:]:
-        raise FrameError("wrong checksum: not a frame, or a damaged one")
-    header, at = read_header(frame)
+    header, at = read_header(unseal(frame))
     return Anatomy(header, at, len(frame))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsift.codec.index import FrameError
+from fedsift.codec.errors import FrameError
 from fedsift.codec.update import Role, Update
 
 __all__ = ["FrameError", "Limits", "Shape", "shape_of"]

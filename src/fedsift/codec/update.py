@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -147,8 +148,14 @@ def add_parts(total: Moments, parts: Iterable[Part], weight: float = 1.0) -> Non
 
 def _positions(mask: Tensor) -> Tensor:
     """Indices ``(clients, k)`` of a mask's ones, ascending."""
-    clients = mask.shape[0]
-    columns = mask.nonzero()[:, 1]
-    if clients * int(mask[0].sum()) != len(columns) or len(set(mask.sum(-1).tolist())) > 1:
+    clients, d = mask.shape
+    flat = mask.reshape(-1)
+    if mask.device.type == "cpu":  # numpy finds them ten times faster
+        ones = torch.from_numpy(np.flatnonzero(flat.numpy()))
+    else:
+        ones = flat.nonzero()[:, 0]
+    columns = ones % d if clients > 1 else ones
+    counts = mask.sum(-1)
+    if bool((counts != counts[0]).any()):
         raise ValueError("the clients keep different numbers of coordinates: stack one at a time")
     return columns.view(clients, -1)

@@ -1,0 +1,212 @@
+"""Which coordinates were kept, as bytes: a bitmap, packed indices, or entropy-coded gaps.
+
+All three take the k ascending, distinct indices of [0, d) and the ascending start offsets of the
+layers (the first is 0). The receiver knows d, k and the layers; the payload holds only the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from fedsift.codec.errors import require
+from fedsift.codec.gaps import (
+    GapModel,
+    Ints,
+    best_model,
+    fine_buckets,
+    gaps_of,
+    histogram_of,
+    segments,
+)
+
+MAX_DIMENSION = 1 << 32
+
+
+class IndexCoder(Protocol):
+    """A way to write k ascending indices of [0, d)."""
+
+    name: ClassVar[str]
+    wire_id: ClassVar[int]
+
+    def size(self, indices: Ints, d: int, layers: Ints) -> int:
+        """Return ``len(encode(...))`` without encoding."""
+
+    def encode(self, indices: Ints, d: int, layers: Ints) -> bytes:
+        """Write the indices."""
+
+    def decode(self, payload: bytes, k: int, d: int, layers: Ints) -> Ints:
+        """Read the k indices back; raise :class:`FrameError` for any other bytes."""
+
+
+@dataclass(frozen=True)
+class Bitmap:
+    """One bit a coordinate, the lowest bit of a byte first: ceil(d / 8) bytes.
+
+    >>> Bitmap().encode(np.array([0, 9]), 10, np.array([0])).hex()
+    '0102'
+    """
+
+    name: ClassVar[str] = "bitmap"
+    wire_id: ClassVar[int] = 1
+
+    def size(self, indices: Ints, d: int, layers: Ints) -> int:
+        """Return ``len(encode(...))`` without encoding."""
+        return -(-d // 8)
+
+    def encode(self, indices: Ints, d: int, layers: Ints) -> bytes:
+        """Write the indices."""
+        mask = np.zeros(d, np.bool_)
+        mask[_checked(indices, d)] = True
+        return np.packbits(mask, bitorder="little").tobytes()
+
+    def decode(self, payload: bytes, k: int, d: int, layers: Ints) -> Ints:
+        """Read the k indices back; any other bytes raise :class:`FrameError`."""
+        _require_possible(k, d)
+        require(len(payload) == -(-d // 8), "bitmap: wrong length")
+        packed = np.frombuffer(payload, np.uint8)
+        require(int(np.bitwise_count(packed).sum(dtype=np.int64)) == k, "bitmap: not k indices")
+        indices = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
+        require(k == 0 or int(indices[-1]) < d, "bitmap: padding is not zero")
+        return indices
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Each index in ceil(log2 d) bits, the lowest bit first: ceil(k ceil(log2 d) / 8) bytes.
+
+    >>> Packed().encode(np.array([1, 6]), 8, np.array([0])).hex()
+    '31'
+    """
+
+    name: ClassVar[str] = "packed"
+    wire_id: ClassVar[int] = 2
+
+    def size(self, indices: Ints, d: int, layers: Ints) -> int:
+        """Return ``len(encode(...))`` without encoding."""
+        return -(-len(indices) * (d - 1).bit_length() // 8)
+
+    def encode(self, indices: Ints, d: int, layers: Ints) -> bytes:
+        """Write the indices."""
+        octets = _checked(indices, d).astype("<u4").view(np.uint8).reshape(-1, 4)
+        bits = np.unpackbits(octets, axis=1, count=(d - 1).bit_length(), bitorder="little")
+        return np.packbits(bits, bitorder="little").tobytes()
+
+    def decode(self, payload: bytes, k: int, d: int, layers: Ints) -> Ints:
+        """Read the k indices back; any other bytes raise :class:`FrameError`."""
+        _require_possible(k, d)
+        width = (d - 1).bit_length()
+        require(len(payload) == -(-k * width // 8), "packed: wrong length")
+        flat = np.unpackbits(np.frombuffer(payload, np.uint8), bitorder="little")
+        require(not flat[k * width :].any(), "packed: padding is not zero")
+        octets = np.packbits(flat[: k * width].reshape(k, width), axis=1, bitorder="little")
+        wide = np.zeros((k, 8), np.uint8)
+        wide[:, : octets.shape[1]] = octets
+        indices = wide.view("<i8").reshape(k).astype(np.int64)
+        require(_ascending_below(indices, d), "packed: indices out of order or out of range")
+        return indices
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """Gaps in a range coder, under tables of their own frequencies.
+
+    A gap's bucket is its float form: the exponent and the first s bits after the leading one.
+    Buckets are coded under one table, or one for each large layer; the gap's remaining low bits
+    follow, uniform. The size is a function of :func:`gap_histogram` alone; the encoder tries all
+    eight models (s = 0..3, one table or layered) on it and pads with zeros to that size.
+
+    >>> coder, mask = Entropy(), np.arange(0, 1000, 10)
+    >>> len(coder.encode(mask, 1000, np.array([0]))), coder.size(mask, 1000, np.array([0]))
+    (16, 16)
+    """
+
+    name: ClassVar[str] = "entropy"
+    wire_id: ClassVar[int] = 3
+
+    def size(self, indices: Ints, d: int, layers: Ints) -> int:
+        """Return ``len(encode(...))`` without encoding."""
+        return entropy_size(gap_histogram(indices, d, layers))
+
+    def encode(self, indices: Ints, d: int, layers: Ints) -> bytes:
+        """Write the indices."""
+        coded = _minority(_checked(indices, d), d)
+        gaps = gaps_of(coded)
+        buckets = fine_buckets(gaps)
+        model = best_model(histogram_of(coded, segments(layers, d), buckets))[1]
+        return model.header() + model.write(gaps, buckets)
+
+    def decode(self, payload: bytes, k: int, d: int, layers: Ints) -> Ints:
+        """Read the k indices back; any other bytes raise :class:`FrameError`."""
+        _require_possible(k, d)
+        size = min(k, d - k)
+        starts = segments(layers, d)
+        model, body = GapModel.parse(payload, size, starts, d)
+        coded = model.read(body)
+        coded[1:] += 1
+        np.cumsum(coded, out=coded)
+        require(model.fits(coded, starts, d), "entropy: an index outside its layer")
+        return coded if size == k else _complement(coded, d)
+
+
+CODERS: tuple[IndexCoder, ...] = (Bitmap(), Packed(), Entropy())
+
+
+def auto(indices: Ints, d: int, layers: Ints) -> tuple[IndexCoder, int]:
+    """Pick the coder with the smallest exact size; the first of :data:`CODERS` wins a tie.
+
+    >>> coder, size = auto(np.array([7]), 1000, np.array([0]))
+    >>> coder.name, size
+    ('packed', 2)
+    """
+    sized = ((coder, coder.size(indices, d, layers)) for coder in CODERS)
+    return min(sized, key=lambda pair: pair[1])
+
+
+def gap_histogram(indices: Ints, d: int, layers: Ints) -> Ints:
+    """Count the gaps by segment and fine bucket: all that the entropy coder's size depends on.
+
+    Segments start at 0 and at each layer of at least 2**16 coordinates. A gap g < 8 has bucket g,
+    a larger one 8 (e - 3) + floor(g / 2**(e - 3)) with e = floor(log2 g). Shape (segments, 240).
+
+    >>> gap_histogram(np.array([0, 1, 30]), 99, np.array([0]))[0].nonzero()[0].tolist()
+    [0, 22]
+    """
+    coded = _minority(indices, d)
+    return histogram_of(coded, segments(layers, d), fine_buckets(gaps_of(coded)))
+
+
+def entropy_size(histogram: Ints) -> int:
+    """Return the entropy coder's payload size in bytes, from :func:`gap_histogram`.
+
+    >>> entropy_size(np.zeros((1, 240), np.int64))
+    0
+    """
+    return best_model(histogram)[0]
+
+
+def _require_possible(k: int, d: int) -> None:
+    require(0 <= k <= d and 1 <= d < MAX_DIMENSION, f"no {k} of {d} indices")
+
+
+def _ascending_below(indices: Ints, d: int) -> bool:
+    inside = len(indices) == 0 or bool(indices[0] >= 0 and indices[-1] < d)
+    return inside and bool((indices[1:] > indices[:-1]).all())
+
+
+def _checked(indices: Ints, d: int) -> Ints:
+    if not (1 <= d < MAX_DIMENSION and _ascending_below(indices, d)):
+        raise ValueError(f"indices must be strictly ascending in [0, d), 1 <= d < 2**32; d = {d}")
+    return indices
+
+
+def _complement(indices: Ints, d: int) -> Ints:
+    mask = np.ones(d, np.bool_)
+    mask[indices] = False
+    return np.flatnonzero(mask)
+
+
+def _minority(indices: Ints, d: int) -> Ints:
+    return indices if 2 * len(indices) <= d else _complement(indices, d)

@@ -1,0 +1,342 @@
+"""Index coders: exact sizes, the information limit, and nothing accepted but what was written."""
+
+from math import lgamma, log
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsift.codec import gaps as module
+from fedsift.codec.errors import FrameError
+from fedsift.codec.gaps import Ints
+from fedsift.codec.index import (
+    CODERS,
+    Bitmap,
+    Entropy,
+    IndexCoder,
+    Packed,
+    auto,
+    entropy_size,
+    gap_histogram,
+)
+
+ONE_LAYER = np.array([0])
+BY_NAME = pytest.mark.parametrize("coder", CODERS, ids=lambda coder: coder.name)
+
+
+def random_mask(d: int, k: int, seed: int = 0) -> Ints:
+    return np.sort(np.random.default_rng(seed).choice(d, k, replace=False))
+
+
+def limit_bytes(d: int, k: int) -> float:
+    return (lgamma(d + 1) - lgamma(k + 1) - lgamma(d - k + 1)) / log(2) / 8
+
+
+def check_round_trip(coder: IndexCoder, indices: Ints, d: int, layers: Ints) -> bytes:
+    payload = coder.encode(indices, d, layers)
+    assert len(payload) == coder.size(indices, d, layers)
+    decoded = coder.decode(payload, len(indices), d, layers)
+    assert decoded.dtype == np.int64
+    np.testing.assert_array_equal(decoded, indices)
+    return payload
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> tuple[Ints, int]:
+    """Uniform, clustered, empty, full and periodic masks of small and medium d."""
+    d = draw(st.integers(1, 100) | st.integers(100, 5000))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    density = draw(st.sampled_from([0.0, 0.001, 0.05, 0.3, 0.5, 0.7, 0.99, 1.0]))
+    mask = rng.random(d) < density
+    if draw(st.booleans()):
+        mask &= rng.random(d).cumsum() % 20 < 5
+    if draw(st.booleans()):
+        mask[draw(st.integers(0, d - 1)) :] = draw(st.booleans())
+    return np.flatnonzero(mask), d
+
+
+@BY_NAME
+@settings(max_examples=150, deadline=None)
+@given(mask=masks(), cuts=st.sets(st.integers(1, 4999), max_size=8))
+def test_round_trip_and_exact_size(
+    coder: IndexCoder, mask: tuple[Ints, int], cuts: set[int]
+) -> None:
+    indices, d = mask
+    layers = np.array([0, *sorted(cut for cut in cuts if cut < d)])
+    check_round_trip(coder, indices, d, layers)
+
+
+@BY_NAME
+def test_every_mask_of_a_tiny_vector(coder: IndexCoder) -> None:
+    for d in range(1, 8):
+        for mask in range(2**d):
+            indices = np.array([i for i in range(d) if mask >> i & 1], np.int64)
+            check_round_trip(coder, indices, d, ONE_LAYER)
+
+
+@pytest.mark.parametrize("layer", [70_000, 65_536, 30_000, 10**6])
+def test_layers_of_different_density(layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    d = 1_000_000
+    rng = np.random.default_rng(1)
+    layers = np.arange(0, d, layer)
+    density = np.repeat(0.3 * rng.random(len(layers)) ** 8, layer)[:d]
+    indices = np.flatnonzero(rng.random(d) < density)
+    payload = check_round_trip(Entropy(), indices, d, layers)
+    assert (payload[0] >= 4) == (65_536 <= layer < d)
+    if payload[0] >= 4:
+        assert len(payload) < Entropy().size(indices, d, ONE_LAYER)
+
+
+def test_an_empty_segment_needs_no_table() -> None:
+    d = 400_000
+    layers = np.array([0, 100_000, 200_000, 300_000])
+    indices = np.concatenate([random_mask(100_000, 30_000), 300_000 + random_mask(100_000, 50)])
+    assert check_round_trip(Entropy(), indices, d, layers)[0] >= 4
+
+
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.05, 0.2])
+def test_uniform_masks_reach_the_information_limit(density: float) -> None:
+    d = 10_000_000
+    k = round(density * d)
+    indices = random_mask(d, k)
+    limit = limit_bytes(d, k)
+    assert limit < Entropy().size(indices, d, ONE_LAYER) <= 1.005 * limit + 64
+    assert auto(indices, d, ONE_LAYER)[0].name == "entropy"
+
+
+def test_clustered_masks_go_below_the_limit() -> None:
+    rng = np.random.default_rng(0)
+    d = 200_000
+    hot = np.repeat(rng.random(d // 25) < 0.1, 25)
+    indices = np.flatnonzero(hot & (rng.random(d) < 0.5))
+    assert Entropy().size(indices, d, ONE_LAYER) < 0.75 * limit_bytes(d, len(indices))
+
+
+@pytest.mark.parametrize("d", [1, 10, 21_840, 1_000_000])
+def test_everything_and_nothing_cost_nothing(d: int) -> None:
+    for k in (0, d):
+        assert check_round_trip(Entropy(), np.arange(k), d, ONE_LAYER) == b""
+
+
+def test_one_index_and_all_but_one() -> None:
+    d = 3_000_000
+    for kept in (np.array([2_999_999]), np.delete(np.arange(d), 77)):
+        assert len(check_round_trip(Entropy(), kept, d, ONE_LAYER)) < 64
+
+
+def test_gaps_of_every_magnitude() -> None:
+    indices = np.unique(
+        np.concatenate([[0, 1, 2], 2 ** np.arange(2, 32), 2 ** np.arange(2, 32) - 1])
+    )
+    d = 2**32 - 1
+    check_round_trip(Entropy(), indices, d, ONE_LAYER)
+    check_round_trip(Packed(), indices, d, ONE_LAYER)
+
+
+@pytest.mark.parametrize("clusters", [1, 20, 5000])
+def test_likely_symbols_stay_within_the_size(clusters: int) -> None:
+    """Runs make a bucket much likelier than one half, where the range coder loses most."""
+    d = 1_000_000
+    starts = random_mask(d // 100, clusters) * 100
+    indices = np.unique((starts[:, None] + np.arange(90)).ravel())
+    check_round_trip(Entropy(), indices, d, ONE_LAYER)
+
+
+def test_auto_takes_the_smallest() -> None:
+    for d, k in [(8, 4), (1000, 1), (1000, 500), (100_000, 5000), (100_000, 99_000), (5, 0)]:
+        indices = random_mask(d, k)
+        sizes = [coder.size(indices, d, ONE_LAYER) for coder in CODERS]
+        assert auto(indices, d, ONE_LAYER)[1] == min(sizes)
+
+
+def test_the_size_follows_from_the_histogram() -> None:
+    d, layers = 500_000, np.array([0, 100_000, 100_010, 300_000])
+    indices = np.sort(
+        np.concatenate([random_mask(100_000, 9000), 300_000 + random_mask(9000, 800)])
+    )
+    histogram = gap_histogram(indices, d, layers)
+    assert histogram.shape == (3, 240)
+    assert histogram.sum() == len(indices)
+    assert entropy_size(histogram) == len(Entropy().encode(indices, d, layers))
+
+
+@BY_NAME
+@pytest.mark.parametrize("bad", [[3, 2], [2, 2], [-1, 2], [2, 10]])
+def test_only_ascending_indices_are_written(coder: IndexCoder, bad: list[int]) -> None:
+    with pytest.raises(ValueError, match="ascending"):
+        coder.encode(np.array(bad), 10, ONE_LAYER)
+
+
+# Hostile bytes.
+
+
+def refused(coder: IndexCoder, payload: bytes, k: int, d: int, layers: Ints = ONE_LAYER) -> None:
+    with pytest.raises(FrameError):
+        coder.decode(payload, k, d, layers)
+
+
+@BY_NAME
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_bytes_are_refused_or_are_the_encoding(coder: IndexCoder, data: st.DataObject) -> None:
+    indices, d = data.draw(masks())
+    layers = np.array([0, *{d // 2} - {0}])
+    good = bytearray(coder.encode(indices, d, layers))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(good)))
+        good[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    k = len(indices) + data.draw(st.sampled_from([0, 0, 0, -1, 1]))
+    try:
+        decoded = coder.decode(bytes(good), k, d, layers)
+    except FrameError:
+        return
+    assert len(decoded) == k
+    assert (np.diff(decoded) > 0).all()
+    assert k == 0 or (decoded[0] >= 0 and decoded[-1] < d)
+
+
+@BY_NAME
+@settings(max_examples=200, deadline=None)
+@given(payload=st.binary(max_size=60), k=st.integers(-1, 300), d=st.integers(1, 300))
+def test_random_bytes(coder: IndexCoder, payload: bytes, k: int, d: int) -> None:
+    try:
+        decoded = coder.decode(payload, k, d, ONE_LAYER)
+    except FrameError:
+        return
+    assert len(decoded) == k
+
+
+@BY_NAME
+def test_a_changed_length_is_refused(coder: IndexCoder) -> None:
+    indices, d = random_mask(5000, 250), 5000
+    payload = coder.encode(indices, d, ONE_LAYER)
+    for changed in (payload[:-1], payload[:-4], payload + b"\0", payload + bytes(4), b""):
+        refused(coder, changed, 250, d)
+    for k in (249, 251, -1, 5001):
+        refused(coder, payload, k, d)
+
+
+def test_bitmap_padding_and_count() -> None:
+    refused(Bitmap(), b"\x01\x04", 2, 10)
+    refused(Bitmap(), b"\x01\x01", 1, 10)
+
+
+def test_packed_order_range_and_padding() -> None:
+    refused(Packed(), bytes([6 | 1 << 3]), 2, 8)  # 6, 1
+    refused(Packed(), bytes([1 | 1 << 3]), 2, 8)  # 1, 1
+    refused(Packed(), bytes([1 | 7 << 3]), 2, 7)  # 1, 7 of [0, 7)
+    refused(Packed(), bytes([1 | 6 << 3 | 1 << 6]), 2, 8)
+
+
+def test_entropy_a_change_before_the_end_is_another_mask_or_none() -> None:
+    indices, d = random_mask(3000, 150), 3000
+    payload = Entropy().encode(indices, d, ONE_LAYER)
+    for bit in range(8 * (len(payload) - 40), 8 * (len(payload) - 20)):
+        changed = bytearray(payload)
+        changed[bit // 8] ^= 1 << bit % 8
+        try:
+            decoded = Entropy().decode(bytes(changed), 150, d, ONE_LAYER)
+        except FrameError:
+            continue
+        assert not np.array_equal(decoded, indices)
+
+
+def test_entropy_headers() -> None:
+    d, layers = 200_000, np.array([0, 100_000])
+    indices = np.concatenate([random_mask(100_000, 20_000), 100_000 + random_mask(100_000, 100)])
+    payload = Entropy().encode(indices, d, layers)
+    assert payload[0] >= 4
+    k = len(indices)
+    length = payload[5]
+    cases = {
+        "unknown model": bytes([8]) + payload[1:],
+        "truncated": payload[:3],
+        "impossible counts": payload[:1] + (100_001).to_bytes(4, "little") + payload[5:],
+        "more than k": payload[:1] + (k + 1).to_bytes(4, "little") + payload[5:],
+        "other counts": payload[:1] + (20_001).to_bytes(4, "little") + payload[5:],
+        "no table": payload[:5] + b"\0" + payload[6:],
+        "long table": payload[:5] + b"\xff" + payload[6:],
+        "weight above the top": payload[:6] + bytes([193]) + payload[7:],
+        "open table": payload[: 5 + length] + b"\0" + payload[6 + length :],
+        "half a table": payload[:20],
+        "no words": payload[: 6 + length],
+    }
+    for changed in cases.values():
+        refused(Entropy(), changed, k, d, layers)
+
+
+def test_entropy_index_outside_its_layer() -> None:
+    """A hostile sender codes a gap that leaves the vector, or the segment, with sound words."""
+    gaps = np.array([3, 10])
+    buckets = module.fine_buckets(gaps)
+    model = module.GapModel.fit(module._count(buckets, np.array([2]), 240), 0, False)[1]
+    payload = model.header() + model.write(gaps, buckets)
+    assert Entropy().decode(payload, 2, 15, ONE_LAYER).tolist() == [3, 14]
+    refused(Entropy(), payload, 2, 14)
+
+
+def test_a_small_payload_cannot_claim_much() -> None:
+    for coder in CODERS:
+        refused(coder, b"\0\x01\xc0" + bytes(8), 2**40, 2**50)
+        refused(coder, b"", 10**6, 10**9)
+
+
+# The specification, executed by a plain implementation that shares no code with the coder.
+
+
+def reference_encode(indices: list[int], sub_bits: int, logs: list[int]) -> bytes:
+    """Code gaps under one table of log-weights: a 64-bit range coder that emits 32-bit words."""
+    gaps = [b - a - 1 for a, b in zip([-1, *indices[:-1]], indices, strict=True)]
+    split = [reference_bucket(gap, sub_bits) for gap in gaps]
+    present = [b for b, v in enumerate(logs) if v]
+    weights = reference_weights([logs[b] for b in present])
+    low, rng, emitted = 0, 2**64 - 1, 0
+
+    def put(left: int, weight: int) -> None:
+        nonlocal low, rng, emitted
+        low += (rng >> 24) * left
+        rng = (rng >> 24) * weight
+        while rng < 2**32:
+            low, rng, emitted = low << 32, rng << 32, emitted + 1
+
+    if len(weights) > 1:
+        for bucket, _ in split:
+            i = present.index(bucket)
+            put(sum(weights[:i]), weights[i])
+    for gap, (_, width) in zip(gaps, split, strict=True):
+        assert width <= 16
+        if width:
+            put((gap & (1 << width) - 1) << (24 - width), 1 << (24 - width))
+    code = -(-low // 2**32)  # one word inside [low, low + range), and zeros behind it
+    return b"".join(
+        (code >> 32 * i & 0xFFFFFFFF).to_bytes(4, "little") for i in range(emitted, -1, -1)
+    )
+
+
+def reference_bucket(gap: int, sub_bits: int) -> tuple[int, int]:
+    width = max(gap.bit_length() - 1 - sub_bits, 0)
+    return (width << sub_bits) + (gap >> width), width
+
+
+def reference_weights(logs: list[int]) -> list[int]:
+    mantissa = [1024, 1117, 1218, 1328, 1448, 1579, 1722, 1878]
+    share = [mantissa[(v - 1) % 8] << (v - 1) // 8 for v in logs]
+    weights = [1 + x * (2**24 - len(logs)) // sum(share) for x in share]
+    weights[logs.index(max(logs))] += 2**24 - sum(weights)
+    return weights
+
+
+@pytest.mark.parametrize("sub_bits", range(4))
+@pytest.mark.parametrize("k", [*range(2, 40), 400, 3000])
+def test_the_words_are_those_of_the_specification(sub_bits: int, k: int) -> None:
+    d = 20 * k
+    indices = random_mask(d, k, seed=k)
+    histogram = gap_histogram(indices, d, ONE_LAYER)
+    size, model = module.GapModel.fit(histogram, sub_bits, False)
+    gaps = module.gaps_of(indices)
+    written = model.write(gaps, module.fine_buckets(gaps))
+    expected = reference_encode(indices.tolist(), sub_bits, model.logs[0].tolist())
+    assert len(model.header()) + len(written) == size
+    assert len(expected) <= len(written) <= 1.001 * len(expected) + 8
+    assert written == expected.ljust(len(written), b"\0")
