@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedsift.select import top_k_mask
 from fedsift.vector import Layout, Moments
 
 
@@ -24,7 +25,7 @@ def kept(density: float, d: int) -> int:
 
 
 def top_k(x: Tensor, k: int) -> Tensor:
-    """The mask 1_Topk(x): the k coordinates of largest magnitude, per client.
+    """The mask 1_Topk(x): the k coordinates of largest magnitude, per client; NaN is refused.
 
     >>> top_k(torch.tensor([[3.0, -5.0, 5.0, 0.0]]), 2).tolist()
     [[False, True, True, False]]
@@ -32,8 +33,14 @@ def top_k(x: Tensor, k: int) -> Tensor:
     d = x.shape[-1]
     if not 1 <= k <= d:
         raise ValueError(f"k must be between 1 and d = {d}, got {k}")
-    magnitude = x.abs()
-    _refuse_nan(magnitude)
+    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+        rows = [top_k_mask(row, k) for row in x.abs().view(-1, d)]
+        return (rows[0] if len(rows) == 1 else torch.stack(rows)).view(x.shape)
+    return _top_k_by_threshold(x.abs(), k)
+
+
+def _top_k_by_threshold(magnitude: Tensor, k: int) -> Tensor:
+    """The plain way, which never looks at a value from the host: for accelerators."""
     threshold = magnitude.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
     above = magnitude > threshold
     tied = magnitude == threshold
@@ -73,7 +80,7 @@ def top_k_per_layer(x: Tensor, density: float, layout: Layout) -> Tensor:
 
 
 def rand_k(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """K coordinates a client drawn uniformly, whatever their values (Rand-k).
+    """A uniform draw of k coordinates a client, whatever their values (Rand-k).
 
     >>> rand_k(torch.zeros(2, 10), 3, torch.Generator().manual_seed(0)).sum(-1).tolist()
     [3, 3]
