@@ -8,7 +8,17 @@ from fedsift.algorithms.fedadam_ssm_m import fedadam_ssm_m
 from fedsift.algorithms.fedadam_ssm_v import fedadam_ssm_v
 from fedsift.algorithms.fedadam_top import fedadam_top
 from fedsift.algorithms.fedsgd import fedsgd
-from fedsift.algorithms.method import METHODS, Algorithm, Context, Phase, find, method, settings_of
+from fedsift.algorithms.method import (
+    METHODS,
+    Algorithm,
+    Context,
+    Memory,
+    Phase,
+    always,
+    find,
+    method,
+    settings_of,
+)
 from fedsift.algorithms.onebit_adam import onebit_adam
 from fedsift.algorithms.sparse_fedsgd import sparse_fedsgd
 
@@ -16,7 +26,9 @@ __all__ = [
     "METHODS",
     "Algorithm",
     "Context",
+    "Memory",
     "Phase",
+    "always",
     "efficient_adam",
     "fairness_top",
     "fedadam",

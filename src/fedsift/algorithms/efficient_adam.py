@@ -31,12 +31,12 @@ def efficient_adam(
     >>> efficient_adam(bits=2).phase(1).paper_bits(100)
     232
     """
-    coder = Linear(bits, block=None)
 
     def begin(state: Moments, memory: Memory) -> Moments:
         return Moments(state.w, memory["m"], memory["v"])
 
     def quantise(wanted: Tensor) -> tuple[Parts, Tensor]:
+        coder = Linear(bits, block=None, wide=wanted.dtype.itemsize > 4)
         parts = dense({"w": wanted}, coder)
         return parts, wanted - parts[0].values["w"].restore()
 

@@ -190,7 +190,7 @@ _RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 def check_setting(key: str, value: float) -> None:
     """Raise ValueError, saying what would be right, unless the value is in the setting's range."""
-    meaning, holds = _RANGES[key]
+    meaning, holds = _RANGES.get(key, ("a number", math.isfinite))
     if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
         raise ValueError(f"{key.replace('_', '-')} must be {meaning}, got {value!r}")
 
