@@ -9,6 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsift.data.files import (
+    CIFAR10_TEST,
+    CIFAR10_TRAIN,
+    Images,
+    read_cifar10,
+    read_fashion_mnist,
+)
 from fedsift.seeding import stream
 
 
@@ -42,6 +49,22 @@ def digits() -> Dataset:
     return Dataset("digits", (images[train], labels[train]), (images[test], labels[test]), 10)
 
 
+def fashion_mnist() -> Dataset:
+    """Fashion-MNIST: 60,000 and 10,000 grey images of 28 × 28."""
+    return _images("fashion-mnist", read_fashion_mnist("train"), read_fashion_mnist("t10k"))
+
+
+def cifar10() -> Dataset:
+    """CIFAR-10: 50,000 and 10,000 colour images of 32 × 32."""
+    return _images("cifar-10", read_cifar10(CIFAR10_TRAIN), read_cifar10(CIFAR10_TEST))
+
+
+def _images(name: str, train: Images, test: Images) -> Dataset:
+    x, y = torch.from_numpy(train[0].copy()).float(), torch.from_numpy(train[1])
+    x_test, y_test = torch.from_numpy(test[0].copy()).float(), torch.from_numpy(test[1])
+    return Dataset(name, (normalise(x, like=x), y), (normalise(x_test, like=x), y_test), 10)
+
+
 def normalise(images: Tensor, like: Tensor) -> Tensor:
     """Zero mean and unit variance per channel, measured on the training images.
 
@@ -61,7 +84,11 @@ class Entry:
     shape: tuple[int, ...]
 
 
-DATASETS: dict[str, Entry] = {"digits": Entry(digits, (1, 8, 8))}
+DATASETS: dict[str, Entry] = {
+    "digits": Entry(digits, (1, 8, 8)),
+    "fashion-mnist": Entry(fashion_mnist, (1, 28, 28)),
+    "cifar-10": Entry(cifar10, (3, 32, 32)),
+}
 """Every data set by its command-line name."""
 
 

@@ -41,6 +41,26 @@ def small_cnn() -> nn.Module:
     )  # fmt: skip
 
 
+VGG11 = ((64, 1), (128, 1), (256, 0), (256, 1), (512, 0), (512, 1), (512, 0), (512, 1))
+"""Each convolution's channels, and whether a pool follows it."""
+
+
+def vgg11() -> nn.Module:
+    """VGG-11 for 32 × 32 colour images, without batch norm: d = 9,750,922.
+
+    >>> sum(p.numel() for p in vgg11().parameters())
+    9750922
+    """
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, pooled in VGG11:
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] * pooled
+        channels = width
+    head = [nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
+    return nn.Sequential(*layers, nn.Flatten(), *head)
+
+
 @dataclass(frozen=True)
 class Entry:
     """A model and the shape of the samples it takes."""
@@ -52,6 +72,7 @@ class Entry:
 MODELS: dict[str, Entry] = {
     "cnn": Entry(cnn, (1, 28, 28)),
     "small-cnn": Entry(small_cnn, (1, 8, 8)),
+    "vgg11": Entry(vgg11, (3, 32, 32)),
 }
 """Every model by its command-line name."""
 
