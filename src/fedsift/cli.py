@@ -45,6 +45,9 @@ def main(words: list[str] | None = None) -> int:
     """Run a command; bad input becomes one line on stderr and exit code 2."""
     try:
         return int(app(words, standalone_mode=False) or 0)
+    except click.exceptions.NoArgsIsHelpError as problem:
+        print(problem.format_message())
+        return 0
     except click.ClickException as problem:
         return _fail(problem.format_message(), 2)
     except ConfigError as problem:

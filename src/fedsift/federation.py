@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, zeros
-from fedsift.codec.frame import Spec, state_hash
+from fedsift.codec.frame import Spec, encoded_size, state_hash
 from fedsift.codec.limits import FrameError, Limits, Shape, shape_of
 from fedsift.codec.update import Parts, Sum, Update, add_parts, dense
 from fedsift.codec.wire import Wire, counted
@@ -200,6 +200,7 @@ class Inbox:
             update, size = self.federation.wire(result.update, spec, limits)
         except FrameError as problem:
             self.rejected += 1
+            self.size += encoded_size(result.update, spec)  # it was sent, if in vain
             self.last_reason = f"client {result.client}: {problem}"
             return
         self.received += 1

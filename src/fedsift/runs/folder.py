@@ -74,7 +74,7 @@ class RunFolder:
     def create_or_continue(cls, path: Path, config: RunConfig) -> RunFolder:
         """A new run's folder, or the one of the same run where it stopped."""
         folder = cls(path)
-        if folder.config_file.exists() and folder.config() == config:
+        if folder.config_file.exists() and folder.config().flat() == config.flat():
             return folder
         return cls.create(path, config)
 

@@ -7,24 +7,27 @@ import platform
 import subprocess
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 
+import fedsift
 from fedsift.data import deal, load
 from fedsift.engine.task import Diverged
 from fedsift.federation import Federation, Snapshot, TooFewClients
 from fedsift.models import build
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import Checkpoint, RunFolder, column
+from fedsift.runs.tensorboard import require_tensorboard
 from fedsift.simulation import Record, play, prepare
 
 
 def federation_of(config: RunConfig) -> Federation:
     """Load the data, deal it out, build the model: everything before round 1."""
+    if config.tensorboard:
+        require_tensorboard()
     dataset = load(config.dataset)
     x, y = dataset.train
     rows = deal(config.partition, y.numpy(), config.clients, config.seed, config.theta)
@@ -51,9 +54,10 @@ def go(folder: RunFolder, federation: Federation, rounds: int) -> Iterator[Recor
     """
     layout = federation.task.layout
     device = str(federation.task.clients[0][0].device)
-    saved = folder.load(layout, device) or Checkpoint(federation.first(), 0.0)
+    found = folder.load(layout, device)
+    saved = found or Checkpoint(federation.first(), 0.0)
     yield from folder.rewind(saved.snapshot.round)
-    keeper = Keeper(folder, federation, saved)
+    keeper = Keeper(folder, federation, saved, is_on_disk=found is not None)
     try:
         for snapshot, record in play(federation, saved.snapshot, rounds, saved.seconds):
             folder.append(record)
@@ -68,24 +72,26 @@ def go(folder: RunFolder, federation: Federation, rounds: int) -> Iterator[Recor
 class Keeper:
     """Saves checkpoints often, yet in no more than a twentieth of the time."""
 
-    def __init__(self, folder: RunFolder, federation: Federation, saved: Checkpoint) -> None:
+    def __init__(
+        self, folder: RunFolder, federation: Federation, latest: Checkpoint, is_on_disk: bool
+    ) -> None:
         self.folder, self.layout = folder, federation.task.layout
-        self.latest, self.saved_round = saved, saved.snapshot.round
+        self.latest, self.is_on_disk = latest, is_on_disk
         self.due = 0.0
 
     def offer(self, snapshot: Snapshot, seconds: float) -> None:
         """Take a round's snapshot, and save it if it is time to."""
-        self.latest = Checkpoint(snapshot, seconds)
+        self.latest, self.is_on_disk = Checkpoint(snapshot, seconds), False
         if time.monotonic() >= self.due:
             self.save()
 
     def save(self) -> None:
         """Save the latest snapshot unless it is saved."""
-        if self.latest.snapshot.round == self.saved_round:
+        if self.is_on_disk:
             return
         began = time.monotonic()
         self.folder.save(self.latest, self.layout)
-        self.saved_round = self.latest.snapshot.round
+        self.is_on_disk = True
         ended = time.monotonic()
         self.due = ended + 19 * (ended - began)
 
@@ -113,7 +119,7 @@ def environment(config: RunConfig) -> dict[str, str]:
     """What the figures depend on beside the configuration."""
     device = config.torch_device()
     return {
-        "fedsift": version("fedsift"),
+        "fedsift": fedsift.__version__,
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,

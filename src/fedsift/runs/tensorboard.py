@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from fedsift.runs.config import ConfigError
 from fedsift.simulation import Record
 
 
+def require_tensorboard() -> None:
+    """Say what to install, before anything is written."""
+    if find_spec("tensorboard") is None:
+        raise ConfigError("TensorBoard is not installed: pip install 'fedsift[tensorboard]'")
+
+
 def logged(records: Iterable[Record], path: Path) -> Iterator[Record]:
     """Pass records through, writing each to ``path/tensorboard``."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ConfigError(
-            "TensorBoard is not installed: pip install 'fedsift[tensorboard]'"
-        ) from None
-    # A resumed run hands out its old records again: start the event file anew at round 0.
+    from torch.utils.tensorboard import SummaryWriter
+
+    # A resumed run hands out its old records again: what older event files say is purged.
     with SummaryWriter(str(path / "tensorboard"), purge_step=0) as writer:
         for record in records:
             for name, value in record.items():
