@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import click
+import torch
 import typer
 
 from fedsift.algorithms import METHODS
@@ -43,6 +44,7 @@ INTERRUPTED = 130
 
 def main(words: list[str] | None = None) -> int:
     """Run a command; bad input becomes one line on stderr and exit code 2."""
+    torch.set_num_threads(1)  # the work is many small operations: more threads slow it down
     try:
         return int(app(words, standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as problem:
@@ -223,6 +225,8 @@ def compare(
         settings = configs_of(algorithms.split(","), values)
         path = out or _new_folder(f"compare-{settings[0].dataset}")
         federations = [federation_of(each) for each in settings]
+        for each in settings:
+            RunFolder(path / each.algorithm).holds(each)  # refuse before anything is made
         folders = [RunFolder.create_or_continue(path / each.algorithm, each) for each in settings]
     carry_out_all(path, list(zip(folders, settings, federations, strict=True)), target)
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, zeros
+from fedsift.codec.errors import FrameError, NotFiniteError
 from fedsift.codec.frame import Spec, encoded_size, state_hash
-from fedsift.codec.limits import FrameError, Limits, Shape, shape_of
+from fedsift.codec.limits import Limits, Shape, shape_of
 from fedsift.codec.update import Parts, Sum, Update, add_parts, dense
 from fedsift.codec.wire import Wire, counted
 from fedsift.engine.task import ClientResult, Diverged, Engine, Job, Task, finite
@@ -107,7 +108,10 @@ class Federation:
     def merge(self, before: Snapshot, phase: Phase, mean: Moments) -> tuple[Snapshot, int, int]:
         """The server's half: compress the mean, send it down, apply what was sent."""
         context = Context(self.task.layout, before.round, self.task.seed, ())
-        parts, memory = phase.broadcast(context, mean, before.server_memory)
+        try:
+            parts, memory = phase.broadcast(context, mean, before.server_memory)
+        except NotFiniteError:
+            raise Diverged("the mean update left the finite numbers") from None
         base = self.base_of(before.state)
         limits = Limits(base=base, round=before.round, max_abs=float("inf"))
         sent = Update(parts, (1.0,))

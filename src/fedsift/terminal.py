@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from fedsift.report.html import Shown, write_report
 from fedsift.runs.compare import MIBIT, Row, csv_of, table_of
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder, replace_file
-from fedsift.runs.run import go, summarise
+from fedsift.runs.run import begin, go, summarise
 from fedsift.runs.tensorboard import logged
 from fedsift.simulation import Record
 
@@ -56,9 +58,14 @@ def carry_out_all(path: Path, runs: Sequence[Run], target: float) -> None:
 
 def finish_run(folder: RunFolder, config: RunConfig, federation: Federation) -> Shown:
     """Play a run's remaining rounds under a progress bar and write its summary."""
+    start = begin(folder, federation)
     history: list[Record] = []
-    with told_how_to_go_on(folder), bar(config) as step:
-        records = go(folder, federation, config.rounds)
+    with (
+        told_how_to_go_on(folder),
+        bar(config) as step,
+        closing(go(folder, federation, start, config.rounds)) as new,
+    ):
+        records = chain(start.history, new)
         for record in logged(records, folder.path) if config.tensorboard else records:
             history.append(record)
             step(record)
@@ -73,7 +80,7 @@ def told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        err.print(f"continue with: fedsift resume {folder.path}", soft_wrap=True, highlight=False)
+        print(f"continue with: fedsift resume {folder.path}", file=sys.stderr)
         raise
     except Diverged as problem:
         kept = f"; the last good checkpoint is in {folder.path}; try a smaller --lr"
@@ -198,4 +205,4 @@ def percent(x: float | None) -> str:
 
 def say_where(what: str, path: Path) -> None:
     """Name a file that was written, on a line of its own that can be copied."""
-    out.print(f"{what}: {path}", soft_wrap=True, highlight=False)
+    print(f"{what}: {path}")

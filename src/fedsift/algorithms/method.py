@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import torch
 from torch import Tensor
@@ -176,21 +176,32 @@ def find(name: str) -> Callable[..., Algorithm]:
     return METHODS[name]
 
 
-_RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+Range = tuple[str, Callable[[float], bool]]
+_POSITIVE: Range = ("a positive number", lambda x: 0 < x < math.inf)
+_DECAY: Range = ("in [0, 1)", lambda x: 0 <= x < 1)
+_COUNT: Range = ("a whole number of at least 1", lambda x: isinstance(x, int) and x >= 1)
+_RANGES: dict[str, Range] = {
     "density": ("in (0, 1]", lambda x: 0 < x <= 1),
-    "lr": ("a positive number", lambda x: 0 < x < math.inf),
-    "beta1": ("in [0, 1)", lambda x: 0 <= x < 1),
-    "beta2": ("in [0, 1)", lambda x: 0 <= x < 1),
-    "eps": ("a positive number", lambda x: 0 < x < math.inf),
-    "local_steps": ("a whole number of at least 1", lambda x: int(x) == x >= 1),
-    "warmup_rounds": ("a whole number of at least 1", lambda x: int(x) == x >= 1),
-    "bits": ("a whole number from 2 to 8", lambda x: int(x) == x and 2 <= x <= 8),
+    "lr": _POSITIVE,
+    "beta1": _DECAY,
+    "beta2": _DECAY,
+    "eps": _POSITIVE,
+    "local_steps": _COUNT,
+    "warmup_rounds": _COUNT,
+    "bits": ("a whole number from 2 to 8", lambda x: isinstance(x, int) and 2 <= x <= 8),
 }
+"""What each setting may be; a setting that is not here may be any finite number."""
 
 
 def check_setting(key: str, value: float) -> None:
-    """Raise ValueError, saying what would be right, unless the value is in the setting's range."""
-    meaning, holds = _RANGES.get(key, ("a number", math.isfinite))
+    """Raise ValueError, saying what would be right, unless the value is in the setting's range.
+
+    >>> check_setting("density", 2.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: density must be in (0, 1], got 2.0
+    """
+    meaning, holds = _RANGES.get(key, ("a finite number", math.isfinite))
     if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
         raise ValueError(f"{key.replace('_', '-')} must be {meaning}, got {value!r}")
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsift.codec.errors import require
+from fedsift.codec.errors import NotFiniteError, require
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 ROUNDING = 2.0**-20  # covers the float32 roundings of a scale, a ratio and a product
@@ -64,7 +64,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 def require_finite(x: Tensor) -> None:
     """Refuse to code what is not a number."""
     if x.device.type == "cpu" and not bool(torch.isfinite(x).all()):  # elsewhere it would wait
-        raise ValueError("values must be finite, and so must their scales")
+        raise NotFiniteError("values must be finite, and so must their scales")
 
 
 def require_bounded(x: Tensor, max_abs: float, what: str) -> None:

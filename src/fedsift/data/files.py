@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,10 @@ def data_folder() -> Path:
 
 def read_fashion_mnist(part: str) -> Images:
     """Fashion-MNIST's ``train`` or ``t10k`` files, in the IDX format."""
-    images, labels = (_find(FASHION_MNIST, f"{part}-{name}") for name in FASHION_FILES)
-    return _idx(images)[:, None], _idx(labels).astype(np.int64)
+    images, labels = (_idx(_find(FASHION_MNIST, f"{part}-{name}")) for name in FASHION_FILES)
+    if images.shape != (len(labels), 28, 28) or labels.ndim != 1:
+        raise ValueError(f"{data_folder() / FASHION_MNIST} holds files that do not fit together")
+    return images[:, None], labels.astype(np.int64)
 
 
 def read_cifar10(names: tuple[str, ...]) -> Images:
@@ -50,11 +53,16 @@ def _find(folder: str, name: str) -> Path:
 
 def _idx(path: Path) -> NDArray[np.uint8]:
     """An array in the IDX format: two zeros, type, number of axes, their sizes, the data."""
-    with gzip.open(path, "rb") as file:
-        raw = file.read()
-    axes = raw[3] if raw[:3] == b"\0\0\x08" else 0
-    shape = np.frombuffer(raw, ">u4", axes, offset=4).astype(int) if axes else np.zeros(0, int)
-    data = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes)
-    if not axes or data.size != shape.prod():
+    try:
+        with gzip.open(path, "rb") as file:
+            raw = file.read()
+    except (OSError, EOFError, zlib.error) as problem:
+        raise ValueError(f"{path} cannot be read: {problem}") from None
+    axes = raw[3] if len(raw) > 3 and raw[:3] == b"\0\0\x08" else 0
+    start = 4 + 4 * axes
+    if not axes or len(raw) < start:
         raise ValueError(f"{path} is not an IDX file of bytes")
-    return data.reshape(shape)
+    shape = np.frombuffer(raw, ">u4", axes, offset=4).astype(int)
+    if len(raw) - start != shape.prod():
+        raise ValueError(f"{path} is cut off or too long")
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)

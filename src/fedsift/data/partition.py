@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +31,6 @@ def dirichlet(labels: NDArray[np.int64], clients: int, seed: int, theta: float) 
     >>> sorted(np.concatenate(rows).tolist()) == list(range(100)), min(map(len, rows)) > 0
     (True, True)
     """
-    if not theta > 0:
-        raise ValueError(f"theta must be a positive number, got {theta}")
     draw = stream(seed, "partition")
     dealt: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
@@ -65,6 +65,8 @@ def deal(
             f"{clients} clients cannot share {len(labels)} samples; "
             f"clients must be between 1 and {len(labels)}"
         )
+    if not 0 < theta < math.inf:
+        raise ValueError(f"theta must be a positive number, got {theta}")
     if partition == "iid":
         return iid(labels, clients, seed)
     return dirichlet(labels, clients, seed, theta)

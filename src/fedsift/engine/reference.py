@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedsift.algorithms.method import Context
+from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.update import Update
 from fedsift.engine.task import ClientResult, Diverged, Job, Task, finite
 from fedsift.seeding import torch_seed
@@ -36,7 +37,10 @@ class Reference:
         if not finite(*end):
             raise Diverged(f"client {client}'s training left the finite numbers")
         context = Context(task.layout, job.round, task.seed, (client,))
-        parts, kept = phase.send(context, start, end, memory)
+        try:
+            parts, kept = phase.send(context, start, end, memory)
+        except NotFiniteError:
+            raise Diverged(f"client {client}'s update left the finite numbers") from None
         return ClientResult(client, Update(parts, (float(task.weight(client)),)), kept, loss)
 
     def _local_training(self, job: Job, client: int, x: Moments) -> tuple[Moments, float]:

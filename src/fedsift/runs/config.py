@@ -60,6 +60,8 @@ class RunConfig:
         if config.model == "auto":
             config = replace(config, model=default_model(shape_of(config.dataset)))
         config.make_algorithm()
+        if config.seed < 0:
+            raise ConfigError(f"seed must be at least 0, got {config.seed}")
         if config.rounds < 1:
             raise ConfigError(f"rounds must be at least 1, got {config.rounds}")
         if config.batch_size < 0:

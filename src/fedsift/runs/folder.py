@@ -14,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedsift.federation import Snapshot, Traffic
+from fedsift.federation import Federation, Snapshot, Traffic
 from fedsift.runs.config import ConfigError, RunConfig
 from fedsift.simulation import Record
-from fedsift.vector import Layout, Moments, raw_bytes
+from fedsift.vector import Moments, raw_bytes
 
 
 @dataclass(frozen=True)
@@ -58,25 +58,35 @@ class RunFolder:
     def create(cls, path: Path, config: RunConfig) -> RunFolder:
         """A new run's folder; refuses one that holds a run."""
         folder = cls(path)
-        if folder.config_file.exists():
-            raise ConfigError(
-                f"{path} holds a run already: continue it with 'fedsift resume {path}', "
-                "or give another --out"
-            )
+        folder.require_free()
         try:
             path.mkdir(parents=True, exist_ok=True)
+            replace_file(folder.config_file, config.toml().encode())
         except OSError as problem:
-            raise ConfigError(f"cannot make the folder {path}: {problem.strerror}") from None
-        replace_file(folder.config_file, config.toml().encode())
+            raise ConfigError(f"cannot write to the folder {path}: {problem.strerror}") from None
         return folder
 
     @classmethod
     def create_or_continue(cls, path: Path, config: RunConfig) -> RunFolder:
         """A new run's folder, or the one of the same run where it stopped."""
         folder = cls(path)
-        if folder.config_file.exists() and folder.config().flat() == config.flat():
-            return folder
-        return cls.create(path, config)
+        return folder if folder.holds(config) else cls.create(path, config)
+
+    def require_free(self) -> None:
+        """Refuse a folder that holds a run."""
+        files = (self.config_file, self.metrics_file, self.checkpoint_file, self.summary_file)
+        if any(exists(file) for file in files):
+            raise ConfigError(
+                f"{self.path} holds a run already: continue it with 'fedsift resume {self.path}', "
+                "or give another --out"
+            )
+
+    def holds(self, config: RunConfig) -> bool:
+        """Whether this very run was begun here; refuses a folder that holds another."""
+        if exists(self.config_file) and self.config().flat() == config.flat():
+            return True
+        self.require_free()
+        return False
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -95,21 +105,24 @@ class RunFolder:
         with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    def history(self, up_to: int | None = None) -> list[Record]:
-        """The metrics of each round, up to and including the given one."""
+    def history(self) -> list[Record]:
+        """The metrics of each round from 1 on, up to the first line that is not the next one."""
         if not self.metrics_file.exists():
             return []
-        records = []
-        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+        records: list[Record] = []
+        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                records.append(json.loads(line))
+                record = json.loads(line)
             except json.JSONDecodeError:
-                break  # the line that a crash cut off
-        return [r for r in records if up_to is None or r["round"] <= up_to]
+                break  # a crash cut it off
+            if not isinstance(record, dict) or record.get("round") != len(records) + 1:
+                break
+            records.append(record)
+        return records
 
     def rewind(self, round: int) -> list[Record]:
         """Drop the metrics of rounds after the given one, and give the others."""
-        history = self.history(round)
+        history = self.history()[:round]
         if len(history) != round:
             raise ConfigError(
                 f"{self.metrics_file} has {len(history)} of the {round} rounds before the "
@@ -119,21 +132,22 @@ class RunFolder:
         replace_file(self.metrics_file, text.encode())
         return history
 
-    def save(self, checkpoint: Checkpoint, layout: Layout) -> None:
+    def save(self, checkpoint: Checkpoint, federation: Federation) -> None:
         """Write a checkpoint; until it is whole on the disk, the last one stays."""
         tensors = tensors_of(checkpoint.snapshot)
         about = {
             "round": checkpoint.snapshot.round,
             "traffic": asdict(checkpoint.snapshot.traffic),
             "seconds": checkpoint.seconds,
-            "layout": layout.fingerprint(),
-            "digest": digest(tensors),
+            "layout": federation.task.layout.fingerprint(),
+            "algorithm": repr(federation.algorithm),
         }
+        about["digest"] = digest(about, tensors)
         partial = self.checkpoint_file.with_suffix(".partial")
         save_file(tensors, partial, metadata={"fedsift": json.dumps(about)})
         settle(partial, self.checkpoint_file)
 
-    def load(self, layout: Layout, device: str) -> Checkpoint | None:
+    def load(self, federation: Federation, device: str) -> Checkpoint | None:
         """The last checkpoint, checked; None if the run stopped before its first."""
         if not self.checkpoint_file.exists():
             return None
@@ -141,12 +155,22 @@ class RunFolder:
             with safe_open(self.checkpoint_file, "pt", device=device) as file:
                 about = json.loads(file.metadata()["fedsift"])
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as problem:
-            raise ConfigError(f"{self.checkpoint_file} is corrupt: {problem}") from None
-        if about["digest"] != digest(tensors):
-            raise ConfigError(f"{self.checkpoint_file} is corrupt: its tensors were altered")
-        if about["layout"] != layout.fingerprint():
-            raise ConfigError(f"{self.checkpoint_file} is of another model than config.toml's")
+            if about.pop("digest") != digest(about, tensors):
+                raise ValueError("it was altered")
+        except (
+            SafetensorError,
+            OSError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ) as why:
+            raise ConfigError(f"{self.checkpoint_file} is corrupt: {why}") from None
+        expected = (federation.task.layout.fingerprint(), repr(federation.algorithm))
+        if (about["layout"], about["algorithm"]) != expected:
+            raise ConfigError(
+                f"{self.checkpoint_file} is of another model or algorithm than config.toml's"
+            )
         return Checkpoint(snapshot_of(about, tensors), about["seconds"])
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -180,13 +204,21 @@ def snapshot_of(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Snap
     return Snapshot(about["round"], state, server, clients, Traffic(**about["traffic"]))
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of every tensor's name and bytes."""
-    hasher = hashlib.blake2b(digest_size=16)
+def digest(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """A hash of the metadata and of every tensor's name and bytes."""
+    hasher = hashlib.blake2b(json.dumps(about).encode(), digest_size=16)
     for name in sorted(tensors):
         hasher.update(name.encode())
         hasher.update(raw_bytes(tensors[name]))
     return hasher.hexdigest()
+
+
+def exists(path: Path) -> bool:
+    """Whether there is such a file; a path that the system refuses is refused in one line."""
+    try:
+        return path.exists()
+    except OSError as problem:
+        raise ConfigError(f"{path.parent} cannot be used: {problem.strerror}") from None
 
 
 def replace_file(path: Path, content: bytes) -> None:

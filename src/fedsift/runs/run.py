@@ -6,7 +6,8 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import fedsift
 from fedsift.data import deal, load
-from fedsift.engine.task import Diverged
-from fedsift.federation import Federation, Snapshot, TooFewClients
+from fedsift.federation import Federation, Snapshot
 from fedsift.models import build
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import Checkpoint, RunFolder, column
@@ -47,36 +47,47 @@ def federation_of(config: RunConfig) -> Federation:
     )
 
 
-def go(folder: RunFolder, federation: Federation, rounds: int) -> Iterator[Record]:
+@dataclass(frozen=True)
+class Start:
+    """Where a run goes on: its latest snapshot, and the records of the rounds before."""
+
+    checkpoint: Checkpoint
+    is_on_disk: bool
+    history: list[Record]
+
+
+def begin(folder: RunFolder, federation: Federation) -> Start:
+    """Find where the run stopped, or its beginning, and drop what was recorded after that."""
+    device = str(federation.task.clients[0][0].device)
+    found = folder.load(federation, device)
+    checkpoint = found or Checkpoint(federation.first(), 0.0)
+    return Start(checkpoint, found is not None, folder.rewind(checkpoint.snapshot.round))
+
+
+def go(
+    folder: RunFolder, federation: Federation, start: Start, rounds: int
+) -> Generator[Record, None, None]:
     """Play the rounds that are still to play, keeping the folder up to date.
 
-    Rounds that were played before come first, as they were recorded.
+    However it ends, the last finished round is saved.
     """
-    layout = federation.task.layout
-    device = str(federation.task.clients[0][0].device)
-    found = folder.load(layout, device)
-    saved = found or Checkpoint(federation.first(), 0.0)
-    yield from folder.rewind(saved.snapshot.round)
-    keeper = Keeper(folder, federation, saved, is_on_disk=found is not None)
+    keeper = Keeper(folder, federation, start)
+    saved = start.checkpoint
     try:
         for snapshot, record in play(federation, saved.snapshot, rounds, saved.seconds):
             folder.append(record)
             keeper.offer(snapshot, float(record["seconds"] or 0))
             yield record
-    except (Diverged, TooFewClients, KeyboardInterrupt):
+    finally:
         keeper.save()
-        raise
-    keeper.save()
 
 
 class Keeper:
     """Saves checkpoints often, yet in no more than a twentieth of the time."""
 
-    def __init__(
-        self, folder: RunFolder, federation: Federation, latest: Checkpoint, is_on_disk: bool
-    ) -> None:
-        self.folder, self.layout = folder, federation.task.layout
-        self.latest, self.is_on_disk = latest, is_on_disk
+    def __init__(self, folder: RunFolder, federation: Federation, start: Start) -> None:
+        self.folder, self.federation = folder, federation
+        self.latest, self.is_on_disk = start.checkpoint, start.is_on_disk
         self.due = 0.0
 
     def offer(self, snapshot: Snapshot, seconds: float) -> None:
@@ -90,7 +101,7 @@ class Keeper:
         if self.is_on_disk:
             return
         began = time.monotonic()
-        self.folder.save(self.latest, self.layout)
+        self.folder.save(self.latest, self.federation)
         self.is_on_disk = True
         ended = time.monotonic()
         self.due = ended + 19 * (ended - began)
@@ -131,13 +142,13 @@ def environment(config: RunConfig) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The git commit of this code, '+' if it was changed since; empty outside a checkout."""
+    """The git commit of this code, '+' if it was changed since; else FEDSIFT_COMMIT, or nothing."""
     here = Path(__file__)
     try:
         _git(here, "ls-files", "--error-unmatch", here.name)
         return _git(here, "describe", "--always", "--dirty=+", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return os.environ.get("FEDSIFT_COMMIT", "")
 
 
 def _git(file: Path, *words: str) -> str:
