@@ -1,0 +1,490 @@
+"""The command line: what a run leaves behind, what is refused, and how a run ends."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+from safetensors.torch import load_file
+
+import fedsift
+from fedsift.algorithms import METHODS
+from fedsift.cli import main
+from fedsift.data import DATASETS
+from fedsift.models import MODELS
+from fedsift.runs import RunConfig, RunFolder, federation_of
+
+QUICK = ("--clients", "4", "--rounds", "3", "--local-steps", "1")
+FULL = {"iid": (), "skewed": ("--partition", "dirichlet", "--theta", "0.1")}
+FLAGS = (
+    "--algorithm", "--dataset", "--model", "--clients", "--rounds", "--local-steps",
+    "--batch-size", "--lr", "--density", "--partition", "--theta", "--participation", "--dropout",
+    "--min-clients", "--seed", "--device", "--config", "--out", "--tensorboard",
+)  # fmt: skip
+SUMMARY = {
+    "algorithm", "dataset", "model", "parameters", "clients", "rounds", "final_accuracy",
+    "best_accuracy", "uplink_bits_paper", "uplink_bytes", "downlink_bytes", "seconds",
+    "seconds_per_round",
+}  # fmt: skip
+METRICS = {
+    "round", "accuracy", "loss", "uplink_bits_paper", "uplink_bytes", "downlink_bytes", "seconds"
+}  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def start(*words, **options):
+    """The command in a process of its own, with the code that is tested here."""
+    source = Path(fedsift.__file__).parents[1]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(source)}
+    return subprocess.Popen([sys.executable, "-m", "fedsift", *words], env=env, **options)
+
+
+def in_a_process(*words, cwd):
+    """Its exit code and what it said on stderr."""
+    process = start(*words, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    said = process.communicate(timeout=60)[1]
+    return process.returncode, said
+
+
+def strictly(text):
+    """JSON as the standard has it, without NaN or Infinity."""
+
+    def refuse(word):
+        raise ValueError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def metrics_of(folder):
+    return [strictly(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def summary_of(folder):
+    return strictly((folder / "summary.json").read_text())
+
+
+def without_seconds(records):
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in records]
+
+
+def files_under(path):
+    return {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+# The command as it is meant: its defaults reach the accuracy that the README promises.
+
+
+@pytest.fixture(scope="module")
+def full_runs(tmp_path_factory):
+    """The run folders of FULL and each one's CPU seconds; run once, whatever tests them."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "full-runs"
+    record = root / "cpu-seconds.json"
+    with FileLock(f"{root}.lock"):
+        if not root.exists():
+            record.parent.mkdir()
+            record.write_text(json.dumps(run_at_once(root)))
+    return {
+        name: (next((root / name).glob("runs/*")), seconds)
+        for name, seconds in json.loads(record.read_text()).items()
+    }
+
+
+def run_at_once(root):
+    running = {}
+    for name, words in FULL.items():
+        (root / name).mkdir()
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        running[name] = start("run", *words, cwd=root / name, **quiet)
+    used = {name: os.wait4(process.pid, 0)[2] for name, process in running.items()}
+    return {name: usage.ru_utime + usage.ru_stime for name, usage in used.items()}
+
+
+def test_the_default_run_ends_with_at_least_97_percent(full_runs):
+    folder, _ = full_runs["iid"]
+    assert summary_of(folder)["final_accuracy"] >= 0.97
+
+
+def test_the_default_run_takes_less_than_a_minute(full_runs):
+    folder, cpu_seconds = full_runs["iid"]
+    seconds = summary_of(folder)["seconds"]
+    # Where others use the machine too, CPU seconds are what the run itself took: it has one thread.
+    took = min(seconds, cpu_seconds)
+    if took >= 60 and cpu_seconds < 0.9 * seconds:
+        pytest.skip(f"the machine was busy: {cpu_seconds:.0f} CPU seconds in {seconds:.0f} s")
+    assert took < 60
+
+
+def test_a_run_on_very_unlike_clients_ends_with_at_least_94_percent(full_runs):
+    folder, _ = full_runs["skewed"]
+    summary = summary_of(folder)
+    assert (summary["partition"], summary["theta"]) == ("dirichlet", 0.1)
+    assert summary["final_accuracy"] >= 0.94
+
+
+def test_the_defaults_are_the_papers(full_runs):
+    summary = summary_of(full_runs["iid"][0])
+    expected = {
+        "algorithm": "fedadam-ssm", "dataset": "digits", "clients": 20, "rounds": 30,
+        "local_steps": 30, "density": 0.05, "lr": 0.001, "beta1": 0.9, "beta2": 0.999,
+        "eps": 1e-6, "batch_size": 64, "partition": "iid", "participation": 1.0,
+    }  # fmt: skip
+    assert {key: summary[key] for key in expected} == expected
+
+
+def test_the_uplink_is_counted_by_the_papers_formula(full_runs):
+    summary = summary_of(full_runs["iid"][0])
+    d, q = summary["parameters"], 32
+    k = round(0.05 * d)
+    a_round = min(3 * k * q + d, k * (3 * q + math.log2(d)))
+    assert summary["uplink_bits_paper"] == pytest.approx(30 * a_round, rel=1e-12)
+
+
+# What a run leaves behind.
+
+
+@pytest.fixture(scope="module")
+def quick_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("quick") / "run"
+    assert main(["run", *QUICK, "--out", str(folder)]) == 0
+    return folder
+
+
+def test_a_run_leaves_its_five_files_and_nothing_half_written(quick_run):
+    assert {path.name for path in quick_run.iterdir()} == {
+        "config.toml",
+        "metrics.jsonl",
+        "summary.json",
+        "checkpoint.safetensors",
+        "report.html",
+    }
+
+
+def test_the_summary_has_every_key_of_the_contract(quick_run):
+    summary = summary_of(quick_run)
+    metrics = metrics_of(quick_run)
+    assert set(summary) >= SUMMARY
+    assert summary["final_accuracy"] == metrics[-1]["accuracy"]
+    assert summary["best_accuracy"] == max(r["accuracy"] for r in metrics)
+    assert summary["seconds_per_round"] == pytest.approx(summary["seconds"] / 3)
+    totals = ("uplink_bits_paper", "uplink_bytes", "downlink_bytes", "seconds")
+    assert all(summary[key] == metrics[-1][key] for key in totals)
+
+
+def test_the_metrics_have_one_object_a_round_with_every_key_of_the_contract(quick_run):
+    metrics = metrics_of(quick_run)
+    assert [r["round"] for r in metrics] == [1, 2, 3]
+    assert all(set(r) >= METRICS for r in metrics)
+    for total in ("uplink_bits_paper", "uplink_bytes", "seconds"):
+        values = [r[total] for r in metrics]
+        assert 0 < values[0] < values[1] < values[2]
+
+
+def test_the_checkpoint_is_of_the_last_round(quick_run):
+    config = RunConfig.read(quick_run / "config.toml")
+    federation = federation_of(config)
+    assert RunFolder.open(quick_run).load(federation, "cpu").snapshot.round == 3
+    d = federation.task.layout.d
+    assert load_file(quick_run / "checkpoint.safetensors")["w"].shape == (d,)
+
+
+def test_the_report_shows_the_run_and_needs_no_network(quick_run):
+    page = (quick_run / "report.html").read_text()
+    assert "fedadam-ssm on digits" in page
+    assert f"{100 * summary_of(quick_run)['final_accuracy']:.2f} %" in page
+    assert 'src="http' not in page
+
+
+def test_a_runs_config_makes_the_same_run_again(quick_run, here):
+    assert main(["run", "--config", str(quick_run / "config.toml"), "--out", "other"]) == 0
+    again = here / "other"
+    assert without_seconds(metrics_of(again)) == without_seconds(metrics_of(quick_run))
+    assert (again / "config.toml").read_text() == (quick_run / "config.toml").read_text()
+
+
+def test_the_closing_table_and_the_path_of_the_report_are_said(here, capsys):
+    assert main(["run", *QUICK, "--out", "out"]) == 0
+    said = capsys.readouterr().out
+    summary = summary_of(here / "out")
+    assert f"{100 * summary['final_accuracy']:.2f} %" in said
+    assert "27,430 parameters" in said
+    assert said.splitlines()[-1] == f"report: {Path('out/report.html')}"
+
+
+def test_a_path_with_brackets_is_said_as_it_is(here, capsys):
+    assert main(["run", *QUICK, "--rounds", "1", "--out", "lr[small]"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {Path('lr[small]/report.html')}"
+    assert (here / "lr[small]" / "report.html").exists()
+
+
+def test_two_runs_without_out_get_a_folder_each(here):
+    assert main(["run", *QUICK, "--rounds", "1"]) == 0
+    assert main(["run", *QUICK, "--rounds", "1"]) == 0
+    assert len(list((here / "runs").iterdir())) == 2
+
+
+def test_a_flag_wins_over_the_config_file_which_wins_over_the_default(here):
+    (here / "a.toml").write_text("clients = 3\nrounds = 2\nlr = 0.01\nseed = 7\nlocal_steps = 1\n")
+    words = ["--config", "a.toml", "--rounds", "1", "--lr", "0.02", "--out", "out"]
+    assert main(["run", *words]) == 0
+    config = tomllib.loads((here / "out" / "config.toml").read_text())
+    assert (config["rounds"], config["lr"]) == (1, 0.02)
+    assert (config["clients"], config["seed"]) == (3, 7)
+    assert (config["batch_size"], config["density"]) == (64, 0.05)
+
+
+def test_config_keys_may_have_dashes_or_underscores(here):
+    (here / "a.toml").write_text('local-steps = 1\nbatch_size = 8\nalgorithm = "fedadam_top"\n')
+    assert main(["run", "--config", "a.toml", "--rounds", "1", "--out", "out"]) == 0
+    config = tomllib.loads((here / "out" / "config.toml").read_text())
+    assert (config["local_steps"], config["batch_size"]) == (1, 8)
+    assert config["algorithm"] == "fedadam-top"
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_every_algorithm_runs_by_its_name(algorithm, here):
+    words = ["--algorithm", algorithm, "--clients", "2", "--rounds", "2", "--batch-size", "4"]
+    assert main(["run", *words, "--out", "out"]) == 0
+    state = load_file(here / "out" / "checkpoint.safetensors")
+    assert all(bool(torch.isfinite(x).all()) for x in state.values())
+    assert summary_of(here / "out")["algorithm"] == algorithm
+
+
+def test_batch_size_0_takes_the_whole_local_set(here):
+    assert main(["run", *QUICK, "--batch-size", "0", "--out", "whole"]) == 0
+    assert main(["run", *QUICK, "--batch-size", "1438", "--out", "large"]) == 0
+    whole, large = metrics_of(here / "whole"), metrics_of(here / "large")
+    assert without_seconds(whole) == without_seconds(large)
+
+
+def test_help_names_every_flag_of_the_contract(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["run", "--help"]) == 0
+    said = capsys.readouterr()
+    assert all(flag in said.out for flag in FLAGS)
+    assert said.err == ""
+
+
+def test_the_bare_command_shows_its_help_and_complains_of_nothing(capsys):
+    main([])
+    said = capsys.readouterr()
+    assert all(command in said.out for command in ("run", "resume", "compare"))
+    assert said.err == ""
+
+
+# Bad input: exit code 2, one line that says what would be right, nothing written.
+
+LONG = "x" * 300
+BAD_FLAGS = {
+    "unknown algorithm": (["--algorithm", "adam"], ["'adam'", *METHODS]),
+    "unknown dataset": (["--dataset", "mnist"], ["'mnist'", *DATASETS]),
+    "unknown model": (["--model", "mlp"], ["'mlp'", *MODELS]),
+    "a model for other data": (["--model", "cnn"], ["1x28x28", "1x8x8", "small-cnn"]),
+    "unknown partition": (["--partition", "sorted"], ["'sorted'", "iid", "dirichlet"]),
+    "unknown device": (["--device", "tpu"], ["'tpu'", "auto", "cpu", "cuda"]),
+    "density 0": (["--density", "0"], ["density", "(0, 1]"]),
+    "density 1.5": (["--density", "1.5"], ["density", "(0, 1]", "1.5"]),
+    "density nan": (["--density", "nan"], ["density", "(0, 1]", "nan"]),
+    "lr negative": (["--lr", "-0.1"], ["lr", "positive"]),
+    "lr infinite": (["--lr", "inf"], ["lr", "positive number"]),
+    "lr not a number": (["--lr", "fast"], ["--lr", "float"]),
+    "beta1 1": (["--beta1", "1"], ["beta1", "[0, 1)"]),
+    "eps 0": (["--eps", "0"], ["eps", "positive"]),
+    "local-steps 0": (["--local-steps", "0"], ["local-steps", "at least 1"]),
+    "more clients than samples": (["--clients", "1439"], ["1439", "between 1 and 1438"]),
+    "no clients": (["--clients", "0"], ["between 1 and 1438"]),
+    "rounds 0": (["--rounds", "0"], ["rounds", "at least 1"]),
+    "half a round": (["--rounds", "1.5"], ["--rounds", "integer"]),
+    "batch-size negative": (["--batch-size", "-1"], ["batch-size", "at least 1"]),
+    "participation 0": (["--participation", "0"], ["participation", "(0, 1]"]),
+    "participation 2": (["--participation", "2"], ["participation", "(0, 1]"]),
+    "participation nan": (["--participation", "nan"], ["participation", "(0, 1]"]),
+    "dropout 1": (["--dropout", "1"], ["dropout", "[0, 1)"]),
+    "dropout negative": (["--dropout", "-0.1"], ["dropout", "[0, 1)"]),
+    "min-clients above clients": (["--min-clients", "4"], ["min-clients", "from 0 to 3"]),
+    "unknown wire": (["--wire", "radio"], ["'radio'", "count", "real"]),
+    "seed negative": (["--seed", "-1"], ["seed", "at least 0"]),
+    "theta 0": (["--partition", "dirichlet", "--theta", "0"], ["theta", "positive"]),
+    "theta infinite": (["--partition", "dirichlet", "--theta", "inf"], ["theta", "positive"]),
+    "theta 0 though unused": (["--theta", "0"], ["theta", "positive"]),
+    "bits 9": (["--algorithm", "efficient-adam", "--bits", "9"], ["bits", "2 to 8"]),
+    "a setting the algorithm has not": (
+        ["--algorithm", "fedadam", "--density", "0.1"],
+        ["fedadam", "'density'", "local-steps", "lr"],
+    ),
+    "unknown flag": (["--densty", "0.1"], ["--densty", "--density"]),
+    "a flag without its value": (["--rounds"], ["--rounds"]),
+    "missing config file": (["--config", "none.toml"], ["none.toml"]),
+    "a folder as config file": (["--config", "."], ["."]),
+    "a folder name that is too long": (["--out", LONG], [LONG, "long"]),
+}
+
+
+def refused(words, capsys, *phrases):
+    """The command ends with 2 and one line on stderr that has the phrases."""
+    before = files_under(Path.cwd())
+    capsys.readouterr()
+    code = main(words)
+    said = capsys.readouterr()
+    assert code == 2
+    assert said.out == ""
+    assert said.err.count("\n") == 1, said.err
+    assert said.err.startswith("fedsift: ")
+    assert [phrase for phrase in phrases if phrase not in said.err] == [], said.err
+    assert files_under(Path.cwd()) == before
+
+
+@pytest.mark.parametrize(("words", "phrases"), BAD_FLAGS.values(), ids=BAD_FLAGS)
+def test_a_bad_flag_is_refused_and_nothing_is_written(words, phrases, here, capsys):
+    refused(["run", "--clients", "3", "--rounds", "1", *words], capsys, *phrases)
+    assert list(here.iterdir()) == []
+
+
+BAD_CONFIGS = {
+    "invalid TOML": ("rounds = = 3", ["a.toml", "line 1"]),
+    "not even text": (b"\xff\xfe\x00", ["a.toml"]),
+    "unknown key": ("round = 3", ["'round'", "rounds", "density"]),
+    "unknown section": ("[federation]\nrounds = 3", ["'federation'", "rounds"]),
+    "settings is no key": ("settings = {lr = 0.1}", ["'settings'"]),
+    "a word for a whole number": ('rounds = "ten"', ["rounds", "whole number", "'ten'"]),
+    "a fraction for a whole number": ("clients = 2.5", ["clients", "whole number"]),
+    "true for a whole number": ("clients = true", ["clients", "whole number"]),
+    "a number for a word": ("dataset = 3", ["dataset", "word"]),
+    "a number for true or false": ("tensorboard = 1", ["tensorboard", "true or false"]),
+    "a word for a number": ('lr = "fast"', ["lr", "positive number", "'fast'"]),
+    "a list for a number": ("density = [0.1]", ["density", "(0, 1]"]),
+    "a list for the algorithm": ('algorithm = ["fedadam"]', ["algorithm", "word"]),
+    "true for a number": ("lr = true", ["lr", "positive number"]),
+    "a float for local-steps": ("local-steps = 2.0", ["local-steps", "whole number"]),
+    "infinity for local-steps": ("local-steps = inf", ["local-steps", "whole number"]),
+    "nan for local-steps": ("local-steps = nan", ["local-steps", "whole number"]),
+    "nan for density": ("density = nan", ["density", "(0, 1]"]),
+}
+
+
+@pytest.mark.parametrize(("text", "phrases"), BAD_CONFIGS.values(), ids=BAD_CONFIGS)
+def test_a_bad_config_file_is_refused_and_nothing_is_written(text, phrases, here, capsys):
+    content = text if isinstance(text, bytes) else text.encode()
+    (here / "a.toml").write_bytes(content)
+    refused(["run", "--config", "a.toml"], capsys, *phrases)
+    assert [path.name for path in here.iterdir()] == ["a.toml"]
+
+
+def test_a_dataset_whose_files_are_not_there_is_refused(here, capsys, monkeypatch):
+    monkeypatch.setenv("FEDSIFT_DATA", str(here / "data"))
+    refused(["run", "--dataset", "fashion-mnist"], capsys, str(here / "data"), "FEDSIFT_DATA")
+
+
+def test_a_folder_that_holds_another_run_is_refused_and_kept_as_it_is(quick_run, capsys):
+    before = files_under(quick_run)
+    words = ["run", *QUICK, "--out", str(quick_run)]
+    refused(words, capsys, str(quick_run), "fedsift resume", "--out")
+    assert files_under(quick_run) == before
+
+
+def test_a_folder_with_a_checkpoint_but_no_config_is_not_taken_for_a_new_one(
+    quick_run, here, capsys
+):
+    (here / "out").mkdir()
+    checkpoint = (quick_run / "checkpoint.safetensors").read_bytes()
+    (here / "out" / "checkpoint.safetensors").write_bytes(checkpoint)
+    refused(["run", *QUICK, "--out", "out"], capsys, "out")
+
+
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_a_file_where_the_folder_should_be_is_refused(out, here, capsys):
+    (here / "file").write_text("mine")
+    refused(["run", *QUICK, "--out", out], capsys, str(Path(out)))
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="has no /proc")
+def test_a_folder_in_which_nothing_can_be_written_is_refused(here, capsys):
+    refused(["run", *QUICK, "--out", "/proc/self"], capsys, "/proc/self")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "."])
+def test_resume_of_a_folder_without_a_run_is_refused(name, here, capsys):
+    refused(["resume", name], capsys, f"{Path(name)} holds no run", "config.toml")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")
+def test_cuda_on_a_machine_without_it_is_refused(here, capsys):
+    refused(["run", "--device", "cuda"], capsys, "CUDA", "--device cpu")
+
+
+def test_tensorboard_that_is_not_installed_is_refused(here, capsys, monkeypatch):
+    monkeypatch.setattr("fedsift.runs.tensorboard.find_spec", lambda name: None)
+    refused(["run", *QUICK, "--tensorboard"], capsys, "pip install", "fedsift[tensorboard]")
+
+
+def test_an_unknown_command_is_refused(here, capsys):
+    refused(["train"], capsys, "'train'")
+
+
+def test_bad_input_ends_a_real_process_with_2_and_one_line(tmp_path):
+    code, said = in_a_process("run", "--density", "0", cwd=tmp_path)
+    assert (code, said) == (2, "fedsift: density must be in (0, 1], got 0.0\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Divergence: exit code 3, the round named, the last good checkpoint kept.
+
+
+def test_a_run_that_diverges_ends_a_real_process_with_3_and_keeps_the_last_good_round(tmp_path):
+    words = ["--algorithm", "fedsgd", *QUICK, "--lr", "1e30", "--out", "out"]
+    code, said = in_a_process("run", *words, cwd=tmp_path)
+    assert code == 3
+    assert "Traceback" not in said
+    assert "diverged in round 2" in said.splitlines()[-1]
+    folder = RunFolder.open(tmp_path / "out")
+    checkpoint = folder.load(federation_of(folder.config()), "cpu")
+    assert checkpoint.snapshot.round == 1
+    assert bool(torch.isfinite(checkpoint.snapshot.state.w).all())
+    assert [r["round"] for r in metrics_of(tmp_path / "out")] == [1]
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+def test_resume_of_a_run_that_diverged_says_so_again(here, capsys):
+    words = ["--algorithm", "fedsgd", *QUICK, "--lr", "1e30", "--out", "out"]
+    assert main(["run", *words]) == 3
+    before = files_under(here / "out")
+    capsys.readouterr()
+    assert main(["resume", "out"]) == 3
+    assert "diverged in round 2" in capsys.readouterr().err
+    assert files_under(here / "out") == before
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_every_algorithm_that_diverges_ends_with_3_and_names_the_round(algorithm, here, capsys):
+    words = ["--algorithm", algorithm, "--clients", "3", "--rounds", "4", "--lr", "1e37"]
+    assert main(["run", *words, "--out", "out"]) == 3
+    assert "diverged in round" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_run_that_diverges_in_round_1_promises_no_checkpoint_that_is_not_there(here, capsys):
+    words = ["--algorithm", "fedsgd", "--clients", "3", "--rounds", "2", "--lr", "1e30"]
+    assert main(["run", *words, "--out", "out"]) == 3
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "diverged in round 1" in said
+    assert (here / "out" / "checkpoint.safetensors").exists() or "checkpoint" not in said
+
+
+def test_a_round_with_too_few_updates_ends_with_3_and_names_the_round(here, capsys):
+    words = ["--dropout", "0.5", "--min-clients", "4", *QUICK, "--out", "out"]
+    assert main(["run", *words]) == 3
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"round \d has [0-3] of at least 4 updates", said)
+    assert len(metrics_of(here / "out")) == int(re.search(r"round (\d)", said)[1]) - 1

@@ -1,0 +1,220 @@
+"""Data sets and how they are dealt out to clients."""
+
+import gzip
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsift.data import DATASETS, deal, dirichlet, iid, load, shape_of
+from fedsift.runs import RunConfig, federation_of
+
+labels = st.lists(st.integers(0, 5), min_size=1, max_size=120).map(np.array)
+seeds = st.integers(0, 2**40)
+
+
+@st.composite
+def labels_and_clients(draw):
+    y = draw(labels)
+    return y, draw(st.integers(1, len(y)))
+
+
+def unlikeness(rows, y):
+    """The clients' mean total variation distance from the whole set's class shares."""
+    classes = y.max() + 1
+    whole = np.bincount(y, minlength=classes) / len(y)
+    shares = [np.bincount(y[part], minlength=classes) / len(part) for part in rows]
+    return float(np.mean([np.abs(share - whole).sum() / 2 for share in shares]))
+
+
+@given(labels_and_clients(), seeds)
+def test_iid_deals_every_sample_once_in_parts_equal_to_within_one(task, seed):
+    y, clients = task
+    rows = iid(y, clients, seed)
+    sizes = [len(part) for part in rows]
+    assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(len(y)))
+    assert len(rows) == clients
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(labels_and_clients(), seeds, st.floats(1e-6, 1e6))
+def test_dirichlet_deals_every_sample_once_and_leaves_no_client_empty(task, seed, theta):
+    y, clients = task
+    rows = dirichlet(y, clients, seed, theta)
+    assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(len(y)))
+    assert len(rows) == clients
+    assert min(len(part) for part in rows) >= 1
+
+
+def test_dirichlet_clients_are_less_alike_the_smaller_theta():
+    y = load("digits").train[1].numpy()
+    means = [
+        np.mean([unlikeness(dirichlet(y, 20, seed, theta), y) for seed in range(5)])
+        for theta in (0.1, 1.0, 10.0, 1000.0)
+    ]
+    assert means == sorted(means, reverse=True)
+    assert means[0] > 0.6
+    assert means[-1] < 0.15
+
+
+def test_iid_clients_are_alike():
+    y = load("digits").train[1].numpy()
+    assert unlikeness(iid(y, 20, seed=0), y) < 0.2
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_a_partition_depends_on_its_seed_and_on_nothing_else(partition):
+    y = np.arange(200) % 10
+    first = deal(partition, y, 7, seed=3, theta=0.5)
+    np.random.default_rng().random(5)
+    again = deal(partition, y, 7, seed=3, theta=0.5)
+    other = deal(partition, y, 7, seed=4, theta=0.5)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("clients", [-1, 0, 11])
+def test_clients_that_cannot_all_have_a_sample_are_refused(clients):
+    with pytest.raises(ValueError, match="between 1 and 10"):
+        deal("iid", np.zeros(10, np.int64), clients, seed=0, theta=1.0)
+
+
+@pytest.mark.parametrize("theta", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_theta_that_is_no_positive_number_is_refused(theta):
+    with pytest.raises(ValueError, match="theta must be a positive number"):
+        deal("dirichlet", np.arange(10) % 2, 2, seed=0, theta=theta)
+
+
+def test_an_unknown_partition_is_refused_with_the_list_of_known_ones():
+    with pytest.raises(ValueError, match="iid, dirichlet"):
+        deal("sorted", np.arange(10), 2, seed=0, theta=1.0)
+
+
+def test_an_unknown_dataset_is_refused_with_the_list_of_known_ones():
+    with pytest.raises(ValueError, match="digits"):
+        load("mnist")
+
+
+def test_the_digits_are_split_into_all_of_scikit_learns_images():
+    from sklearn.datasets import load_digits
+
+    digits = load("digits")
+    y = torch.cat([digits.train[1], digits.test[1]])
+    assert len(digits.train[1]) == 1438
+    assert len(digits.test[1]) == 359
+    assert torch.equal(y.bincount(), torch.from_numpy(np.bincount(load_digits().target)))
+
+
+def test_no_digit_is_both_in_the_train_and_in_the_test_set():
+    digits = load("digits")
+    train = {image.numpy().tobytes() for image in digits.train[0]}
+    assert not any(image.numpy().tobytes() in train for image in digits.test[0])
+
+
+def test_the_digits_have_zero_mean_and_unit_variance_on_the_train_set():
+    x = load("digits").train[0]
+    assert abs(float(x.mean())) < 1e-5
+    assert abs(float(x.std()) - 1) < 1e-5
+
+
+def test_the_split_of_the_digits_does_not_depend_on_the_runs_seed():
+    ours = RunConfig.from_values({"clients": 3, "seed": 1})
+    theirs = RunConfig.from_values({"clients": 3, "seed": 2})
+    a, b = federation_of(ours).task, federation_of(theirs).task
+    assert torch.equal(a.test[0], b.test[0])
+    assert torch.equal(a.test[1], b.test[1])
+    assert not torch.equal(a.clients[0][0], b.clients[0][0])
+
+
+# The official files of image data sets, made small.
+
+
+def idx(array):
+    sizes = b"".join(n.to_bytes(4, "big") for n in array.shape)
+    return gzip.compress(bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes())
+
+
+def noise(*shape):
+    return np.random.default_rng(0).integers(0, 256, shape)
+
+
+@pytest.fixture
+def data_folder(tmp_path, monkeypatch):
+    """A folder with a few samples of each data set in its official format."""
+    fashion, cifar = tmp_path / "fashion-mnist", tmp_path / "cifar-10-batches-bin"
+    fashion.mkdir()
+    cifar.mkdir()
+    for part in ("train", "t10k"):
+        (fashion / f"{part}-images-idx3-ubyte.gz").write_bytes(idx(noise(6, 28, 28)))
+        (fashion / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(np.arange(6)))
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        records = noise(4, 3073)
+        records[:, 0] = np.arange(4)
+        (cifar / f"{name}.bin").write_bytes(records.astype(np.uint8).tobytes())
+    monkeypatch.setenv("FEDSIFT_DATA", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_shape_known_without_loading_is_the_shape_of_the_data(name, data_folder):
+    assert shape_of(name) == load(name).shape
+
+
+def test_fashion_mnist_is_read_in_the_order_of_its_files(data_folder):
+    x, y = load("fashion-mnist").train
+    raw = noise(6, 28, 28)
+    assert x.shape == (6, 1, 28, 28)
+    assert y.tolist() == [0, 1, 2, 3, 4, 5]
+    expected = (raw - raw.mean()) / raw.std(ddof=1)
+    assert np.allclose(x[:, 0].numpy(), expected, atol=1e-4)
+
+
+def test_cifar_10_is_read_batch_after_batch_with_its_channels_apart(data_folder):
+    data = load("cifar-10")
+    raw = noise(4, 3073)[:, 1:].reshape(4, 3, 1024)
+    assert data.train[0].shape == (20, 3, 32, 32)
+    assert data.train[1].tolist() == [0, 1, 2, 3] * 5
+    order = np.argsort(raw[2, 1], kind="stable")
+    assert bool(data.train[0][2, 1].flatten()[order].diff().min() >= 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("fashion-mnist", "fashion-mnist/train-images-idx3-ubyte.gz"),
+        ("cifar-10", "cifar-10-batches-bin/test_batch.bin"),
+    ],
+)
+def test_a_missing_file_is_named_with_where_to_put_it(name, file, data_folder):
+    (data_folder / file).unlink()
+    with pytest.raises(ValueError, match=f"no .*{file}.*FEDSIFT_DATA"):
+        load(name)
+
+
+BROKEN = {
+    "no gzip": b"<html>not found</html>",
+    "a cut gzip": idx(noise(6, 28, 28))[:900],
+    "nothing": b"",
+    "nothing compressed": gzip.compress(b""),
+    "no IDX": gzip.compress(b"P5 28 28 255"),
+    "fewer bytes than promised": gzip.compress(gzip.decompress(idx(noise(6, 28, 28)))[:-1]),
+    "more images than labels": idx(noise(7, 28, 28)),
+    "images of another size": idx(noise(6, 20, 20)),
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_of_fashion_mnist_is_refused_by_name(content, data_folder):
+    file = data_folder / "fashion-mnist" / "train-images-idx3-ubyte.gz"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="fashion-mnist"):
+        load("fashion-mnist")
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 3072])
+def test_a_broken_file_of_cifar_10_is_refused_by_name(content, data_folder):
+    (data_folder / "cifar-10-batches-bin" / "test_batch.bin").write_bytes(content)
+    with pytest.raises(ValueError, match="cifar-10"):
+        load("cifar-10")
