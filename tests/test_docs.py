@@ -1,0 +1,213 @@
+"""The documentation is true: it builds, its Python runs, its command lines parse."""
+
+import csv
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from fedsift.algorithms import METHODS
+from fedsift.cli import app
+from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go, summarise
+from fedsift.runs.compare import Row
+from fedsift.runs.config import read_values
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`(fedsift\s[^`]+)`")
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    found = FENCE.findall(page.read_text(encoding="utf-8"))
+    return [text for kind, text in found if kind == language]
+
+
+def command_lines(page: Path) -> list[str]:
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    shell = "".join(blocks(page, "shell")).replace("\\\n", " ").splitlines()
+    return [*INLINE.findall(prose), *(line for line in shell if line.startswith("fedsift "))]
+
+
+def section(page: Path, heading: str) -> str:
+    _, found, rest = page.read_text(encoding="utf-8").partition(f"\n## {heading}\n")
+    assert found, f"{name_of(page)} has no section {heading!r}"
+    return rest.partition("\n## ")[0]
+
+
+def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT / "src"),
+        "NO_MKDOCS_2_WARNING": "1",
+    }
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    words = ("-m", "mkdocs", "build", "--strict", "--site-dir", str(folder))
+    done = run(*words, folder=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
+    return folder
+
+
+def test_the_site_builds_without_a_warning(site):
+    assert (site / "index.html").exists()
+    assert (site / "search" / "search_index.json").exists()
+
+
+def test_the_site_asks_nothing_of_the_network(site):
+    loads = re.compile(
+        r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=\"?((?:https?:)?//[^\"\s>]+)"
+    )
+    for page in site.rglob("*.html"):
+        assert not loads.search(page.read_text(encoding="utf-8")), page
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", sheet.read_text()), sheet
+
+
+def test_the_reference_has_every_method_and_its_examples(site):
+    api = {
+        page.parent.name: page.read_text("utf-8") for page in site.glob("reference/api/*/*.html")
+    }
+    for name in METHODS:
+        function = name.replace("-", "_")
+        assert f'id="fedsift.algorithms.{function}.{function}"' in api["algorithms"], name
+    assert 'id="fedsift.simulate"' in api["fedsift"]
+    for page, text in api.items():
+        assert "<blockquote>" not in text, f"a doctest of {page} is not shown as code"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=name_of)
+def test_python_in_the_documentation_runs(page, tmp_path):
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
+    done = run(str(script), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if command_lines(p)], ids=name_of)
+def test_command_lines_in_the_documentation_parse(page):
+    for line in command_lines(page):
+        parse(shlex.split(line)[1:])
+
+
+def parse(words: list[str]) -> None:
+    """Follow a command line to its command and let that read its options, without running it."""
+    command = typer.main.get_command(app)
+    while isinstance(command, click.Group):
+        name, *words = words
+        assert name in command.commands, f"there is no command {name!r}"
+        command = command.commands[name]
+    if words and words != ["--help"]:  # a bare `fedsift compare` in a sentence is only a name
+        command.make_context(command.name, list(words))
+
+
+def test_every_command_and_option_is_in_the_reference():
+    page = DOCS / "reference" / "command-line.md"
+    run_options = set(options_of(typer.main.get_command(app).commands["run"]))
+    for path, command in commands_of(typer.main.get_command(app), "fedsift"):
+        text = section(page, path)
+        mine = set(options_of(command))
+        wanted = mine - run_options if path == "fedsift compare" else mine
+        for option in wanted:
+            assert f"| `{option}` |" in text, f"{path} {option}"
+
+
+def commands_of(command, path):
+    if isinstance(command, click.Group):
+        for name, child in command.commands.items():
+            yield from commands_of(child, f"{path} {name}")
+    else:
+        yield path, command
+
+
+def options_of(command):
+    options = [p for p in command.params if isinstance(p, click.Option)]
+    return [word for p in options for word in p.opts if word != "--help"]
+
+
+def test_every_default_in_the_reference_is_right():
+    text = section(DOCS / "reference" / "command-line.md", "fedsift run")
+    shown = dict(re.findall(r"^\| `--([\w-]+)` \| `?([^|`]+?)`? \|", text, re.MULTILINE))
+    config = RunConfig.from_values({}).flat() | {"model": "auto", "tensorboard": "off"}
+    for key, value in config.items():
+        documented = shown[key.replace("_", "-")]
+        same = float(documented) == value if isinstance(value, float) else documented == str(value)
+        assert same, f"{key}: {documented} in the reference, {value} in the code"
+
+
+def test_toml_in_the_documentation_is_a_configuration(tmp_path):
+    for page in PAGES:
+        for block in blocks(page, "toml"):
+            file = tmp_path / "config.toml"
+            file.write_text(block, encoding="utf-8")
+            RunConfig.from_values(read_values(file))
+
+
+def test_every_column_and_key_of_a_run_is_in_the_reference(tmp_path):
+    config = RunConfig.from_values({"rounds": 1, "clients": 2, "local_steps": 1})
+    federation = federation_of(config)
+    folder = RunFolder.create(tmp_path / "run", config)
+    history = list(go(folder, federation, begin(folder, federation), config.rounds))
+    page = DOCS / "reference" / "run-folder.md"
+    for column in history[0]:
+        assert f"| `{column}` |" in section(page, "metrics.jsonl"), column
+    for key in summarise(config, federation, history).keys() - config.flat().keys():
+        assert f"| `{key}` |" in section(page, "summary.json"), key
+    for column in Row.__dataclass_fields__:
+        assert f"`{column}`" in section(page, "A comparison's folder"), column
+
+
+def test_the_readme_names_every_method():
+    table = section(README, "Methods")
+    for name in METHODS:
+        assert f"`{name}`" in table, name
+
+
+def test_the_readme_has_exactly_two_commands_to_start():
+    found = FENCE.findall(section(README, "Start"))
+    assert [text.strip() for _, text in found] == ["make run", "make test"]
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {"run", "test"} <= set(targets)
+
+
+def test_the_table_of_the_comparison_is_that_of_the_committed_run():
+    page = (DOCS / "tutorial" / "compare.md").read_text(encoding="utf-8")
+    with (DOCS / "images" / "digits-compare.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        mibit = f"{float(row['mibit']):.2f}" if row["mibit"] else "∞"
+        ratio = f"{float(row['ratio']):.2f}×" if row["ratio"] else ""
+        cells = [row["algorithm"], mibit, ratio, row["round"] or "–"]
+        cells += [f"{100 * float(row[key]):.2f} %" for key in ("best_accuracy", "final_accuracy")]
+        assert "| " + " | ".join(cells).replace("|  |", "| |") + " |" in page, row["algorithm"]
+    true = {f"{float(row['mibit']):.2f}" for row in rows if row["mibit"]}
+    for quoting in (README, DOCS / "index.md"):
+        quoted = re.findall(r"\b\d\.\d\d\b(?= Mibit| with)", quoting.read_text(encoding="utf-8"))
+        assert quoted, name_of(quoting)
+        assert set(quoted) <= true, name_of(quoting)
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md"], ids=name_of)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
