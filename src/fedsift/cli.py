@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import click
-import torch
 import typer
 
 from fedsift.algorithms import METHODS
 from fedsift.codec.inspect import dissect
 from fedsift.data import DATASETS
+from fedsift.engine.ranks import WorkerDied
 from fedsift.engine.task import Diverged
 from fedsift.federation import TooFewClients
 from fedsift.models import MODELS
@@ -44,7 +44,6 @@ INTERRUPTED = 130
 
 def main(words: list[str] | None = None) -> int:
     """Run a command; bad input becomes one line on stderr and exit code 2."""
-    torch.set_num_threads(1)  # the work is many small operations: more threads slow it down
     try:
         return int(app(words, standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as problem:
@@ -54,7 +53,7 @@ def main(words: list[str] | None = None) -> int:
         return _fail(problem.format_message(), 2)
     except ConfigError as problem:
         return _fail(str(problem), 2)
-    except (Diverged, TooFewClients) as problem:
+    except (Diverged, TooFewClients, WorkerDied) as problem:
         return _fail(str(problem), DIVERGED)
     except (KeyboardInterrupt, click.Abort):
         return _fail("stopped", INTERRUPTED)

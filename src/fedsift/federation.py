@@ -201,7 +201,7 @@ class Inbox:
             max_weight=float(self.federation.task.weight(result.client)),
         )
         try:
-            update, size = self.federation.wire(result.update, spec, limits)
+            update, size = self._carry(result, spec, limits)
         except FrameError as problem:
             self.rejected += 1
             self.size += encoded_size(result.update, spec)  # it was sent, if in vain
@@ -212,6 +212,11 @@ class Inbox:
         self.total.add(update)
         if self.federation.algorithm.client_memory:
             self.memory[result.client] = result.memory
+
+    def _carry(self, result: ClientResult, spec: Spec, limits: Limits) -> tuple[Update, int]:
+        if result.size is not None and self.federation.wire is counted:
+            return result.update, result.size
+        return self.federation.wire(result.update, spec, limits)
 
 
 def apply_broadcast(phase: Phase, state: Moments, parts: Parts) -> tuple[Moments, int]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedsift.algorithms import Algorithm, fedadam_ssm
 from fedsift.codec.wire import WIRES
-from fedsift.engine import Reference, Task
+from fedsift.engine import Ranks, Reference, Task
 from fedsift.engine.task import Data, Diverged, Loss
 from fedsift.federation import Federation, Happened, Snapshot
 from fedsift.vector import Layout, Moments
@@ -160,7 +160,7 @@ def prepare(
     own = copy.deepcopy(model).to(device)
     there = None if test is None else _to(test, device)
     task = Task(own, loss, here, there, batch_size, seed, Layout.of(model))
-    engine = Reference(task)
+    engine = Ranks(task, algorithm) if torch.device(device).type == "cpu" else Reference(task)
     return Federation(task, algorithm, engine, participation, dropout, min_clients, WIRES[wire])
 
 

@@ -59,12 +59,16 @@ class Job:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What a client sends, what it keeps, and its mean loss over the local steps."""
+    """What a client sends, what it keeps, and its mean loss over the local steps.
+
+    ``size`` is the bytes of the frame that carries the update, where the engine knows it already.
+    """
 
     client: int
     update: Update
     memory: Memory
     loss: float
+    size: int | None = None
 
 
 class Engine(Protocol):

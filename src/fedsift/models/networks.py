@@ -1,4 +1,8 @@
-"""The networks of the experiments, by name."""
+"""The networks of the experiments, by name.
+
+Where the paper pools after a ReLU, these pool before it: both orders give the same function and the
+same gradient, as ReLU is monotonic, and this one has a quarter of the work.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,8 @@ def cnn() -> nn.Module:
     21840
     """
     return nn.Sequential(
-        nn.Conv2d(1, 10, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(10, 20, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU(),
         nn.Flatten(),
         nn.Linear(320, 50), nn.ReLU(),
         nn.Linear(50, 10),
@@ -33,8 +37,8 @@ def small_cnn() -> nn.Module:
     27430
     """
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 48, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(1, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(16, 48, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
         nn.Flatten(),
         nn.Linear(192, 100), nn.ReLU(),
         nn.Linear(100, 10),
@@ -54,8 +58,7 @@ def vgg11() -> nn.Module:
     layers: list[nn.Module] = []
     channels = 3
     for width, pooled in VGG11:
-        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
-        layers += [nn.MaxPool2d(2)] * pooled
+        layers += [nn.Conv2d(channels, width, 3, padding=1), *[nn.MaxPool2d(2)] * pooled, nn.ReLU()]
         channels = width
     head = [nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
     return nn.Sequential(*layers, nn.Flatten(), *head)

@@ -1,0 +1,228 @@
+"""The CPU engine: one process a core, one thread each, clients in sequence on each.
+
+The processes are forked once, with the data in memory that all of them share. What they send back
+are frames, as on a network, so that nothing is pickled. Frames arrive in any order and are handed
+on in the cohort's, which makes the result that of the reference engine, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing import connection, get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedsift.algorithms.method import Algorithm
+from fedsift.codec.frame import Spec, decode, encode
+from fedsift.codec.limits import Limits
+from fedsift.engine.local import chunks_of, score_chunk, total_score, train_client
+from fedsift.engine.reference import Reference
+from fedsift.engine.task import ClientResult, Diverged, Job, Task
+from fedsift.vector import Moments
+
+WORTHWHILE = 0.25
+"""Seconds of work in a round from which on other processes are worth their start."""
+
+
+class WorkerDied(RuntimeError):
+    """A process of the engine ended on its own."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What goes through a pipe: a few words, some tensors, and a frame."""
+
+    words: Mapping[str, Any]
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    frame: bytes = b""
+
+    def send(self, pipe: Connection) -> None:
+        """Write the message."""
+        pipe.send_bytes(json.dumps(self.words).encode())
+        pipe.send_bytes(save({name: x.contiguous() for name, x in self.tensors.items()}))
+        pipe.send_bytes(self.frame)
+
+    @classmethod
+    def receive(cls, pipe: Connection) -> Message:
+        """Wait for the next message."""
+        return cls(json.loads(pipe.recv_bytes()), load(pipe.recv_bytes()), pipe.recv_bytes())
+
+
+class Ranks:
+    """Spreads a cohort over processes; work that is small stays in this one."""
+
+    def __init__(self, task: Task, algorithm: Algorithm, processes: int | None = None) -> None:
+        self.task, self.algorithm = task, algorithm
+        self.processes = cores() if processes is None else processes
+        self.here = Reference(task)
+        self.pipes: list[Connection] = []
+
+    def train(self, job: Job) -> Iterator[ClientResult]:
+        """Every cohort member's result, in the cohort's order."""
+        waiting = deque(job.cohort)
+        while waiting and not self.pipes:
+            began = time.perf_counter()
+            yield from self.here.train(replace(job, cohort=(waiting.popleft(),)))
+            if (time.perf_counter() - began) * len(waiting) > WORTHWHILE and self.processes > 1:
+                self.start()
+        if not waiting:
+            return
+        self._tell_all(Message({"do": "begin", "round": job.round}, job.state._asdict()))
+        requests = [Message({"do": "train", "client": n}, job.memory[n]) for n in waiting]
+        for client, reply in zip(waiting, self._in_order(requests), strict=True):
+            update = decode(reply.frame, self.task.layout, Limits(max_abs=float("inf")))
+            yield ClientResult(
+                client, update, reply.tensors, reply.words["loss"], size=len(reply.frame)
+            )
+
+    def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
+        """Accuracy (for class labels) and mean loss on the test set, a chunk a request."""
+        if not self.pipes:
+            return self.here.evaluate(w)
+        self._tell_all(Message({"do": "weights"}, {"w": w}))
+        requests = [Message({"do": "score", "chunk": chunk}) for chunk in chunks_of(self.task)]
+        replies = [reply.words for reply in self._in_order(requests)]
+        return total_score(self.task, [(words["right"], words["loss"]) for words in replies])
+
+    def start(self) -> None:
+        """Fork the processes; they end with this one, or when the engine is thrown away."""
+        context = get_context("fork")
+        for _ in range(self.processes):
+            ours, theirs = context.Pipe()
+            arguments = (theirs, [*self.pipes, ours], self.task, self.algorithm)
+            context.Process(target=serve, args=arguments, daemon=True).start()
+            theirs.close()
+            self.pipes.append(ours)
+        weakref.finalize(self, close_all, self.pipes)
+
+    def _tell_all(self, message: Message) -> None:
+        for pipe in self.pipes:
+            message.send(pipe)
+
+    def _in_order(self, requests: Sequence[Message]) -> Iterator[Message]:
+        """Replies in the requests' order; each process gets a new request when it is free."""
+        todo = deque(enumerate(requests))
+        busy: dict[Connection, int] = {}
+        done: dict[int, Message] = {}
+
+        def give(pipe: Connection) -> None:
+            if todo:
+                busy[pipe], request = todo.popleft()
+                request.send(pipe)
+
+        def take() -> None:
+            for pipe in connection.wait(list(busy)):
+                assert isinstance(pipe, Connection)
+                done[busy.pop(pipe)] = _receive(pipe)
+                give(pipe)
+
+        for pipe in self.pipes:
+            give(pipe)
+        try:
+            for number in range(len(requests)):
+                while number not in done:
+                    take()
+                yield _checked(done.pop(number))
+        finally:
+            todo.clear()
+            while busy:
+                take()
+
+
+def _receive(pipe: Connection) -> Message:
+    try:
+        return Message.receive(pipe)
+    except (EOFError, ConnectionError):
+        raise WorkerDied("a process of the CPU engine died: was it out of memory?") from None
+
+
+def _checked(reply: Message) -> Message:
+    match reply.words:
+        case {"diverged": reason}:
+            raise Diverged(reason)
+        case {"failed": trace}:
+            raise RuntimeError(f"a process of the CPU engine failed:\n{trace}")
+    return reply
+
+
+def serve(pipe: Connection, others: list[Connection], task: Task, algorithm: Algorithm) -> None:
+    """A process's life: do what the pipe says until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that talks to people
+    for other in others:
+        other.close()  # or the pipe would not close with the process at its other end
+    torch.set_num_threads(1)
+    worker = Worker(task, algorithm)
+    try:
+        while True:
+            reply = worker.answer(Message.receive(pipe))
+            if reply is not None:
+                reply.send(pipe)
+    except (EOFError, ConnectionError):
+        os._exit(0)  # at once, without what the forked process would have done at its end
+
+
+class Worker:
+    """What a process knows: the task, and where this round begins."""
+
+    def __init__(self, task: Task, algorithm: Algorithm) -> None:
+        self.task, self.algorithm = task, algorithm
+        self.round, self.tensors = 0, Message({}).tensors
+
+    def answer(self, message: Message) -> Message | None:
+        """Do what a message says; what goes wrong is an answer too."""
+        match message.words:
+            case {"do": "begin", "round": round}:
+                self.round, self.tensors = round, message.tensors
+                return None
+            case {"do": "weights"}:
+                self.tensors = message.tensors
+                return None
+        try:
+            return self._work(message)
+        except Diverged as problem:
+            return Message({"diverged": str(problem)})
+        except Exception:
+            return Message({"failed": traceback.format_exc()})
+
+    def _work(self, message: Message) -> Message:
+        match message.words:
+            case {"do": "train", "client": client}:
+                return self._train(client, message.tensors)
+            case {"do": "score", "chunk": chunk}:
+                right, loss = score_chunk(self.task, self.tensors["w"], chunk)
+                return Message({"right": right, "loss": loss})
+        raise ValueError(f"unknown request {message.words}")
+
+    def _train(self, client: int, memory: Mapping[str, Tensor]) -> Message:
+        state = Moments(**self.tensors)
+        phase = self.algorithm.phase(self.round)
+        job = Job(self.round, phase, state, (client,), {client: memory})
+        result = train_client(self.task, job, client)
+        spec = Spec(self.task.layout, self.algorithm.name, self.round, client)
+        return Message({"loss": result.loss}, result.memory, encode(result.update, spec))
+
+
+def cores() -> int:
+    """Cores that this process may use; 1 where processes cannot be forked safely."""
+    if sys.platform != "linux":
+        return 1
+    return len(os.sched_getaffinity(0))
+
+
+def close_all(pipes: list[Connection]) -> None:
+    """Let the processes at the other ends go."""
+    for pipe in pipes:
+        pipe.close()

@@ -1,0 +1,155 @@
+"""Every engine trains what the reference engine trains."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+from multiprocessing import active_children
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from fedsift import algorithms
+from fedsift.engine import Ranks, Reference, ranks
+from fedsift.engine.ranks import WorkerDied
+from fedsift.engine.task import Diverged
+from fedsift.simulation import prepare
+from problems import ridge
+
+
+@pytest.fixture(autouse=True)
+def everything_is_worthwhile(monkeypatch):
+    monkeypatch.setattr(ranks, "WORTHWHILE", -1.0)
+
+
+def images(clients=5, size=12):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(clients, size, 1, 8, 8, generator=draw)
+    y = torch.randint(0, 4, (clients, size), generator=draw)
+    return list(zip(x, y, strict=True))
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(),
+        nn.Linear(36, 4),
+    )  # fmt: skip
+
+
+def federation(name="fedadam-ssm", processes=2, **options):
+    known = algorithms.settings_of(name)
+    wanted = {"density": 0.2, "local_steps": 3, "lr": 0.01}
+    method = algorithms.find(name)(**{k: v for k, v in wanted.items() if k in known})
+    test = torch.randn(2500, 1, 8, 8), torch.randint(0, 4, (2500,))
+    options = {"participation": 0.8, "dropout": 0.2, "min_clients": 0, "wire": "count", **options}
+    made = prepare(
+        network(), images(), test, method, batch_size=8, loss=cross_entropy, seed=0,
+        device="cpu", **options,
+    )  # fmt: skip
+    return replace(made, engine=Ranks(made.task, method, processes))
+
+
+def rounds(fed, count=3):
+    snapshot, happened = fed.first(), []
+    for _ in range(count):
+        snapshot, record = fed.play(snapshot)
+        happened.append((record, snapshot.traffic, fed.engine.evaluate(snapshot.state.w)))
+    return snapshot, happened
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("name", ["fedadam-ssm", "fedadam-top", "efficient-adam", "onebit-adam"])
+def test_ranks_are_the_reference_bit_for_bit(name, processes):
+    parallel = federation(name, processes)
+    serial = replace(parallel, engine=Reference(parallel.task))
+    ours, happened = rounds(parallel)
+    theirs, expected = rounds(serial)
+    assert happened == expected
+    for one, other in zip(ours.state, theirs.state, strict=True):
+        assert torch.equal(one, other)
+    assert ours.client_memory.keys() == theirs.client_memory.keys()
+    for n, memory in theirs.client_memory.items():
+        for key, x in memory.items():
+            assert torch.equal(ours.client_memory[n][key], x)
+    assert len(parallel.engine.pipes) == (processes if processes > 1 else 0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_result_does_not_depend_on_torchs_threads(threads):
+    torch.set_num_threads(threads)
+    try:
+        snapshot, _ = rounds(federation(processes=1), 2)
+    finally:
+        torch.set_num_threads(1)
+    expected, _ = rounds(federation(processes=2), 2)
+    assert torch.equal(snapshot.state.w, expected.state.w)
+
+
+def test_small_work_starts_no_process(monkeypatch):
+    monkeypatch.setattr(ranks, "WORTHWHILE", 60.0)
+    fed = federation()
+    rounds(fed, 1)
+    assert fed.engine.pipes == []
+
+
+def test_a_divergence_in_a_process_is_told_and_the_engine_goes_on():
+    fed = federation(participation=1.0, dropout=0.0)
+    before, _ = fed.play(fed.first())
+    broken = before.state._replace(w=torch.full_like(before.state.w, float("nan")))
+    with pytest.raises(Diverged, match="client 0"):
+        fed.play(replace(before, state=broken))
+    again, _ = fed.play(before)
+    expected, _ = replace(fed, engine=Reference(fed.task)).play(before)
+    assert torch.equal(again.state.w, expected.state.w)
+
+
+def test_a_bug_in_a_process_is_told_with_its_traceback():
+    fed = federation(participation=1.0)
+    fed.play(fed.first())
+
+    def unwilling(output, labels):
+        raise ZeroDivisionError("the loss is unwilling")
+
+    fed = replace(fed, engine=Ranks(replace(fed.task, loss=unwilling), fed.algorithm, 2))
+    fed.engine.start()
+    with pytest.raises(RuntimeError, match="the loss is unwilling"):
+        fed.play(fed.first())
+
+
+def test_a_killed_process_ends_the_round_with_a_clear_message():
+    fed = federation(participation=1.0)
+    before, _ = fed.play(fed.first())
+    for child in active_children():
+        os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="died"):
+        fed.play(before)
+
+
+def test_processes_end_with_their_engine():
+    fed = federation()
+    already = set(active_children())
+    rounds(fed, 1)
+    mine = set(active_children()) - already
+    assert len(mine) == 2
+    del fed
+    deadline = time.monotonic() + 10
+    while any(child.is_alive() for child in mine) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(child.is_alive() for child in mine)
+
+
+def test_regression_without_a_test_set():
+    problem = ridge(0)
+    made = prepare(
+        problem.model, problem.clients, None, algorithms.fedsgd(2), batch_size=None,
+        loss=mse_loss, seed=0, device="cpu", participation=1.0, dropout=0.0, min_clients=0,
+        wire="real",
+    )  # fmt: skip
+    fed = replace(made, engine=Ranks(made.task, made.algorithm, 2))
+    ours, happened = rounds(fed, 2)
+    theirs, _ = rounds(replace(fed, engine=Reference(fed.task)), 2)
+    assert torch.equal(ours.state.w, theirs.state.w)
+    assert happened[-1][-1] == (None, None)
