@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedsift import algorithms
-from fedsift.engine import Ranks, Reference, ranks
+from fedsift.engine import Ranks, Reference, Stacked, ranks
 from fedsift.engine.ranks import WorkerDied
 from fedsift.engine.task import Diverged
 from fedsift.simulation import prepare
@@ -153,3 +153,33 @@ def test_regression_without_a_test_set():
     theirs, _ = rounds(replace(fed, engine=Reference(fed.task)), 2)
     assert torch.equal(ours.state.w, theirs.state.w)
     assert happened[-1][-1] == (None, None)
+
+
+@pytest.mark.parametrize("most", [100, 2])
+@pytest.mark.parametrize("name", algorithms.METHODS)
+def test_stacked_clients_train_as_single_ones(name, most, monkeypatch):
+    monkeypatch.setattr(Stacked, "_most_clients", lambda self, batch: most)
+    fed = federation(name)
+    plain = nn.Sequential(*(layer for layer in network() if not isinstance(layer, nn.Dropout)))
+    task = replace(fed.task, model=plain, layout=type(fed.task.layout).of(plain))
+    serial = replace(fed, task=task, engine=Reference(task))
+    stacked = replace(fed, task=task, engine=Stacked(task, fed.algorithm))
+    ours, happened = rounds(stacked)
+    theirs, expected = rounds(serial)
+    for one, other in zip(ours.state, theirs.state, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    for (_, traffic, _), (_, counted, _) in zip(happened, expected, strict=True):
+        assert traffic.uplink_bits_paper == counted.uplink_bits_paper
+        assert traffic.uplink_bytes == pytest.approx(counted.uplink_bytes, rel=0.02)
+
+
+def test_clients_of_different_batch_sizes_are_stacked_apart():
+    fed = federation()
+    short = [(x[:3], y[:3]) if n % 2 else (x, y) for n, (x, y) in enumerate(images())]
+    engine = Stacked(replace(fed.task, clients=short), fed.algorithm)
+    assert list(engine.stacks((0, 1, 2, 3, 4))) == [(0, 2, 4), (1, 3)]
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match="fp32, tf32, bf16"):
+        federation(precision="fp8")

@@ -92,6 +92,7 @@ OPTIONS: dict[str, list[Option]] = {
         ("wire", str, "count: measure every message; real: also encode and decode it."),
         ("seed", int, "Fixes the weights, the partition, cohorts and mini-batches."),
         ("device", str, "auto, cpu or cuda."),
+        ("precision", str, "On a GPU: fp32, tf32 or bf16."),
         ("tensorboard", bool, "Also write TensorBoard events into the run's folder."),
     ],
     METHOD: [

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from fedsift.algorithms import Algorithm, fedadam_ssm
 from fedsift.codec.wire import WIRES
-from fedsift.engine import Ranks, Reference, Task
+from fedsift.engine import Engine, Ranks, Stacked, Task
+from fedsift.engine.stacked import PRECISIONS
 from fedsift.engine.task import Data, Diverged, Loss
 from fedsift.federation import Federation, Happened, Snapshot
 from fedsift.vector import Layout, Moments
@@ -54,6 +55,7 @@ def simulate(
     loss: Loss = nn.functional.cross_entropy,
     seed: int = 0,
     device: str | torch.device = "cpu",
+    precision: str = "fp32",
     on_round: Callable[[Record], None] | None = None,
 ) -> Result:
     """Train a model over clients that share updates, never data.
@@ -87,6 +89,8 @@ def simulate(
         Fixes cohorts, mini-batches and lost updates.
     device
         Where tensors live.
+    precision
+        On a GPU: ``"fp32"``, ``"tf32"`` or ``"bf16"``.
     on_round
         Called with each round's record.
 
@@ -115,6 +119,7 @@ def simulate(
         loss=loss,
         seed=seed,
         device=device,
+        precision=precision,
     )
     history: list[Record] = []
     last = federation.first()
@@ -140,6 +145,7 @@ def prepare(
     loss: Loss,
     seed: int,
     device: str | torch.device,
+    precision: str = "fp32",
 ) -> Federation:
     """Check everything and put it on the device."""
     _check_clients(clients)
@@ -152,6 +158,8 @@ def prepare(
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
     if not 0 <= min_clients <= len(clients):
         raise ValueError(f"min-clients must be from 0 to {len(clients)}, got {min_clients}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}; choose one of: {', '.join(PRECISIONS)}")
     if wire not in WIRES:
         raise ValueError(f"unknown wire {wire!r}; choose one of: {', '.join(WIRES)}")
     if seed < 0:
@@ -160,8 +168,15 @@ def prepare(
     own = copy.deepcopy(model).to(device)
     there = None if test is None else _to(test, device)
     task = Task(own, loss, here, there, batch_size, seed, Layout.of(model))
-    engine = Ranks(task, algorithm) if torch.device(device).type == "cpu" else Reference(task)
+    engine = engine_for(task, algorithm, precision)
     return Federation(task, algorithm, engine, participation, dropout, min_clients, WIRES[wire])
+
+
+def engine_for(task: Task, algorithm: Algorithm, precision: str) -> Engine:
+    """The fastest engine for the device that the task's tensors are on."""
+    if task.clients[0][0].is_cuda:
+        return Stacked(task, algorithm, precision)
+    return Ranks(task, algorithm)
 
 
 def play(

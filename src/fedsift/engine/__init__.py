@@ -2,6 +2,7 @@
 
 from fedsift.engine.ranks import Ranks
 from fedsift.engine.reference import Reference
+from fedsift.engine.stacked import Stacked
 from fedsift.engine.task import ClientResult, Engine, Job, Task
 
-__all__ = ["ClientResult", "Engine", "Job", "Ranks", "Reference", "Task"]
+__all__ = ["ClientResult", "Engine", "Job", "Ranks", "Reference", "Stacked", "Task"]

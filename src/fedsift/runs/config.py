@@ -44,6 +44,7 @@ class RunConfig:
     wire: str = "count"
     seed: int = 0
     device: str = "auto"
+    precision: str = "fp32"
     tensorboard: bool = False
     settings: Mapping[str, Setting] = field(default_factory=dict)
 

@@ -44,6 +44,7 @@ def federation_of(config: RunConfig) -> Federation:
         loss=cross_entropy,
         seed=config.seed,
         device=config.torch_device(),
+        precision=config.precision,
     )
 
 

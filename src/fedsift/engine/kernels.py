@@ -1,0 +1,18 @@
+"""GPU kernels in Triton; imported only where there is a GPU."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def adam_kernel(w, m, v, gradient, numbers, lr, beta1, beta2, eps, BLOCK: tl.constexpr):
+    """Equations (4), (5) and (3) of the paper for one block of coordinates, in place."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < numbers
+    g = tl.load(gradient + at, mask=inside)
+    first = beta1 * tl.load(m + at, mask=inside) + (1 - beta1) * g
+    second = beta2 * tl.load(v + at, mask=inside) + (1 - beta2) * g * g
+    tl.store(m + at, first, mask=inside)
+    tl.store(v + at, second, mask=inside)
+    step = lr * first / tl.sqrt_rn(second + eps)
+    tl.store(w + at, tl.load(w + at, mask=inside) - step, mask=inside)

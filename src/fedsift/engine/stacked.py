@@ -1,0 +1,242 @@
+"""The GPU engine: a cohort's clients stacked in one tensor and stepped together.
+
+Data stays on the device. One local step of a whole stack is captured as a CUDA graph, in which
+each client's forward and backward pass runs on a stream of its own; the optimiser's step is then
+one operation for all. Within a round nothing is copied to the host until its end. On a CPU the same
+code runs without graph and streams, which is how it is tested where there is no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, Step
+from fedsift.codec.errors import NotFiniteError
+from fedsift.codec.frame import Spec, encoded_size
+from fedsift.codec.update import Update
+from fedsift.engine.fused import fused
+from fedsift.engine.local import chunks_of, parameters_of, score_chunk, total_score
+from fedsift.engine.task import ClientResult, Diverged, Job, Task
+from fedsift.vector import Moments
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+STREAMS = 20
+"""Clients whose passes run side by side; more brings no more speed on one GPU."""
+MOST_CLIENTS = 100
+"""Clients in one graph: beyond, its capture takes longer than it saves."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a captured step depends on."""
+
+    step: Step
+    clients: int
+    batch: int
+
+
+class Stacked:
+    """Trains clients in stacks as large as the device's memory allows."""
+
+    def __init__(self, task: Task, algorithm: Algorithm, precision: str = "fp32") -> None:
+        self.task, self.algorithm, self.precision = task, algorithm, precision
+        self.data = torch.cat([x for x, _ in task.clients])
+        self.labels = torch.cat([y for _, y in task.clients])
+        sizes = [len(x) for x, _ in task.clients]
+        self.offsets = np.cumsum([0, *sizes[:-1]])
+        self.captured: dict[Key, StackedStep] = {}
+
+    def train(self, job: Job) -> Iterator[ClientResult]:
+        """Every cohort member's result, in the cohort's order."""
+        results: dict[int, ClientResult] = {}
+        for stack in self.stacks(job.cohort):
+            for result in self._train_stack(job, stack):
+                results[result.client] = result
+        for client in job.cohort:
+            yield results.pop(client)
+
+    def stacks(self, cohort: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Clients that train together: of one batch size, and as many as fit."""
+        by_batch: dict[int, list[int]] = {}
+        for client in cohort:
+            by_batch.setdefault(self.task.weight(client), []).append(client)
+        for batch, clients in by_batch.items():
+            most = self._most_clients(batch)
+            for start in range(0, len(clients), most):
+                yield tuple(clients[start : start + most])
+
+    def _train_stack(self, job: Job, clients: tuple[int, ...]) -> Iterator[ClientResult]:
+        memory = stack_memory([job.memory[n] for n in clients])
+        start = job.phase.begin(stack_state(job.state, len(clients)), memory)
+        end, losses = self._local_steps(job, clients, start)
+        context = Context(self.task.layout, job.round, self.task.seed, clients)
+        weights = tuple(float(self.task.weight(n)) for n in clients)
+        try:
+            parts, kept = job.phase.send(context, start, end, memory)
+        except NotFiniteError:
+            raise Diverged("an update left the finite numbers") from None
+        # The round's only look at the device's numbers.
+        sound = torch.stack([torch.isfinite(x).all(-1) for x in end]).all(0)
+        told = torch.stack([losses, sound.to(losses.dtype)]).tolist()
+        for row, (client, loss, is_sound) in enumerate(zip(clients, *told, strict=True)):
+            if not is_sound:
+                raise Diverged(f"client {client}'s training left the finite numbers")
+            update = Update(parts, weights).client(row)
+            spec = Spec(self.task.layout, self.algorithm.name, job.round, client)
+            own = {name: x[row : row + 1] for name, x in kept.items()}
+            yield ClientResult(client, update, own, loss, encoded_size(update, spec))
+
+    def _local_steps(
+        self, job: Job, clients: tuple[int, ...], start: Moments
+    ) -> tuple[Moments, Tensor]:
+        """L steps of every client of the stack; and each one's mean loss."""
+        steps, batch = job.phase.local_steps, self.task.weight(clients[0])
+        rows = self._rows(job.round, clients, steps, batch)
+        with self._arithmetic():
+            step = self._step_of(job.phase, len(clients), batch)
+            step.begin(start)
+            for each in rows:
+                step.take(each)
+        # The step's tensors are used again by the next stack; what clients keep must be their own.
+        end = Moments(*(x.clone() for x in step.x)) if self.algorithm.client_memory else step.x
+        return end, step.loss / steps
+
+    def _rows(self, round: int, clients: tuple[int, ...], steps: int, batch: int) -> Tensor:
+        """Rows of the joined data set ``(steps, clients, batch)``: those the reference draws."""
+        drawn = np.empty((steps, len(clients), batch), np.int64)
+        for place, client in enumerate(clients):
+            own = self.task.batches(round, client, steps)
+            drawn[:, place] = (np.arange(batch) if own is None else own) + self.offsets[client]
+        rows = torch.from_numpy(drawn)
+        if self.data.is_cuda:
+            rows = rows.pin_memory()
+        return rows.to(self.data.device, non_blocking=True)
+
+    def _step_of(self, phase: Phase, clients: int, batch: int) -> StackedStep:
+        key = Key(phase.step, clients, batch)
+        if key not in self.captured:
+            self.captured[key] = StackedStep(self, key)
+        return self.captured[key]
+
+    def _most_clients(self, batch: int) -> int:
+        """How many clients' states, gradients and activations fit into half of what is free."""
+        if not self.data.is_cuda:
+            return MOST_CLIENTS
+        sample = self.data[0].numel() * self.data.element_size()
+        state = 16 * self.task.layout.d * self.data.element_size()
+        free, _ = torch.cuda.mem_get_info(self.data.device)
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        each = state + 400 * sample * batch
+        return max(1, min(MOST_CLIENTS, (free + unused) // (2 * each)))
+
+    def _arithmetic(self) -> ExitStack:
+        """The precision that was asked for, and kernels that give the same bits every time."""
+        stack = ExitStack()
+        tf32 = self.precision != "fp32"
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        flags: AbstractContextManager[None] = torch.backends.cudnn.flags(
+            enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32
+        )
+        stack.enter_context(flags)
+        if self.precision == "bf16":
+            stack.enter_context(
+                torch.autocast(self.data.device.type, torch.bfloat16, cache_enabled=False)
+            )
+        return stack
+
+    def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
+        """Accuracy (for class labels) and mean loss on the test set."""
+        with self._arithmetic():
+            scores = [score_chunk(self.task, w, chunk) for chunk in chunks_of(self.task)]
+        return total_score(self.task, scores)
+
+
+class StackedStep:
+    """One local step of a stack of clients; on a GPU, a graph that is replayed."""
+
+    def __init__(self, engine: Stacked, key: Key) -> None:
+        layout, device = engine.task.layout, engine.data.device
+        like = torch.zeros(key.clients, layout.d, dtype=layout.dtype, device=device)
+        self.engine, self.step = engine, fused(key.step, like)
+        self.x = Moments(like, torch.zeros_like(like), torch.zeros_like(like))
+        self.gradient = torch.zeros_like(like)
+        self.loss = like.new_zeros(key.clients)
+        self.rows = torch.zeros(key.clients, key.batch, dtype=torch.int64, device=like.device)
+        self.streams = [new_stream() for _ in range(STREAMS)] if like.is_cuda else []
+        self.graph = self._capture() if like.is_cuda else None
+
+    def begin(self, start: Moments) -> None:
+        """Set where the stack starts."""
+        for mine, x in zip(self.x, start, strict=True):
+            mine.copy_(x)
+        self.loss.zero_()
+
+    def take(self, rows: Tensor) -> None:
+        """One step on the given rows of the data."""
+        self.rows.copy_(rows)
+        if self.graph is None:
+            self._work()
+        else:
+            self.graph.replay()
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        side = new_stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):  # libraries set themselves up in their first calls
+                self._work()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._work()
+        return graph
+
+    def _work(self) -> None:
+        for place in range(len(self.rows)):
+            with self._own_stream(place):
+                self._client(place)
+        for stream in self.streams:
+            torch.cuda.current_stream().wait_stream(stream)
+        self.step(self.x, self.gradient)
+
+    def _own_stream(self, place: int) -> AbstractContextManager[object]:
+        if not self.streams:
+            return ExitStack()
+        stream = self.streams[place % len(self.streams)]
+        stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(stream)
+
+    def _client(self, place: int) -> None:
+        """One client's gradient and loss, written to its row."""
+        task = self.engine.task
+        data = self.engine.data.index_select(0, self.rows[place])
+        labels = self.engine.labels.index_select(0, self.rows[place])
+        named = parameters_of(task, self.x.w[place])
+        own = {name: p.detach().requires_grad_() for name, p in named.items()}
+        task.model.train()
+        loss = task.loss(functional_call(task.model, own, (data,)).to(self.x.w.dtype), labels)
+        gradients = torch.autograd.grad(loss, tuple(own.values()))
+        torch.cat([g.reshape(-1) for g in gradients], out=self.gradient[place])
+        self.loss[place] += loss.detach()
+
+
+def new_stream() -> torch.cuda.Stream:
+    """A stream of the current device."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
+def stack_state(state: Moments, clients: int) -> Moments:
+    """The global state once for each client, without copying it."""
+    return Moments(*(x.expand(clients, -1) for x in state))
+
+
+def stack_memory(memories: Sequence[Memory]) -> Memory:
+    """The clients' memories as one."""
+    return {name: torch.cat([memory[name] for memory in memories]) for name in memories[0]}
