@@ -28,7 +28,7 @@ from fedsift.codec import (
     sparse,
     state_hash,
 )
-from fedsift.codec.frame import checksum, header_of, open_frame
+from fedsift.codec.frame import checksum, encoded_sizes, headers_of, open_frame
 from fedsift.codec.header import Reader, read_header, varint, write_header
 from fedsift.codec.index import CODERS
 from fedsift.mask import top_k
@@ -78,6 +78,15 @@ def test_a_dense_update_needs_no_mask(seed, coder):
     same(decode(frame, LAYOUT), update)
 
 
+def test_a_stack_is_measured_as_its_clients_are():
+    x = torch.randn(3, 4, LAYOUT.d)
+    parts = sparse({"w": x[0], "m": x[1], "v": x[2]}, top_k(x[0], 30))
+    update = Update(parts, (1.0, 2.0, 3.0, 4.0))
+    specs = [replace(SPEC, client=100 * n) for n in range(4)]
+    sizes = [len(encode(one, spec)) for one, spec in zip(update, specs, strict=True)]
+    assert encoded_sizes(update, specs) == sizes
+
+
 def test_separate_masks_travel_as_separate_parts():
     x = torch.randn(3, 1, LAYOUT.d)
     parts = [sparse({role: x[i]}, top_k(x[i], 20 + i))[0] for i, role in enumerate("wmv")]
@@ -94,7 +103,8 @@ def test_double_precision_travels_exactly():
 
 
 def test_the_header_is_small():
-    assert len(write_header(header_of(shared(), SPEC))) <= 60
+    (header,) = headers_of(shared(), [SPEC])
+    assert len(write_header(header)) <= 60
 
 
 def test_the_state_hash_tells_states_apart():

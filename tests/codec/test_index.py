@@ -4,6 +4,7 @@ from math import lgamma, log
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -340,3 +341,14 @@ def test_the_words_are_those_of_the_specification(sub_bits: int, k: int) -> None
     assert len(model.header()) + len(written) == size
     assert len(expected) <= len(written) <= 1.001 * len(expected) + 8
     assert written == expected.ljust(len(written), b"\0")
+
+
+@pytest.mark.parametrize("layers", [ONE_LAYER, np.array([0, 70_000, 150_000, 150_400])])
+def test_histograms_of_a_stack_are_those_of_its_rows(layers: Ints) -> None:
+    d, k = 200_000, 5_000
+    rows = np.stack([random_mask(d, k, seed) for seed in range(3)])
+    starts = module.segments(layers, d)
+    both = module.stacked_histograms(torch.from_numpy(rows), starts)
+    for counted, row in zip(both, rows, strict=True):
+        assert np.array_equal(counted, gap_histogram(row, d, layers))
+        assert entropy_size(counted) == Entropy().size(row, d, layers)

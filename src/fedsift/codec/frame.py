@@ -7,13 +7,14 @@ compares every count with what the receiver knows before it allocates anything.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from fedsift.codec.gaps import Ints
 from fedsift.codec.header import Header, PartHeader, read_header, write_header
-from fedsift.codec.index import auto
+from fedsift.codec.index import auto_stacked
 from fedsift.codec.limits import FrameError, Limits
 from fedsift.codec.update import Coded, Part, Role, Update
 from fedsift.codec.values import Codes
@@ -45,7 +46,7 @@ def encode(update: Update, spec: Spec) -> bytes:
     >>> decode(frame, layout).parts[0].values["w"].restore().tolist()
     [[1.0, 2.0]]
     """
-    header, pieces = header_of(update, spec), []
+    (header,), pieces = headers_of(update, [spec]), []
     for part, about in zip(update.parts, header.parts, strict=True):
         if part.indices is not None and about.index is not None:
             starts = spec.layout.starts
@@ -65,9 +66,18 @@ def encoded_size(update: Update, spec: Spec) -> int:
     >>> encoded_size(update, spec) == len(encode(update, spec))
     True
     """
-    header = header_of(update, spec)
-    payload = sum(part.payload_bytes for part in header.parts)
-    return len(write_header(header)) + payload + CHECKSUM_BYTES
+    (size,) = encoded_sizes(update, [spec])
+    return size
+
+
+def encoded_sizes(update: Update, specs: Sequence[Spec]) -> list[int]:
+    """:func:`encoded_size` of every client of a stack."""
+    return [
+        len(write_header(header))
+        + sum(part.payload_bytes for part in header.parts)
+        + CHECKSUM_BYTES
+        for header in headers_of(update, specs)
+    ]
 
 
 def decode(frame: bytes, layout: Layout, limits: Limits | None = None) -> Update:
@@ -102,23 +112,23 @@ def open_frame(frame: bytes, layout: Layout, limits: Limits) -> tuple[Header, in
     return header, at
 
 
-def header_of(update: Update, spec: Spec) -> Header:
-    """The header that a frame of this update has."""
-    (weight,) = update.weights
-    parts = tuple(_part_header(part, spec.layout) for part in update.parts)
-    return Header(
-        spec.run, spec.base, spec.algorithm, spec.round, spec.client, spec.layout.d, weight, parts
-    )
+def headers_of(update: Update, specs: Sequence[Spec]) -> list[Header]:
+    """The headers of the frames that carry a stack's updates."""
+    by_part = [_part_headers(part, specs[0].layout, len(specs)) for part in update.parts]
+    return [
+        Header(s.run, s.base, s.algorithm, s.round, s.client, s.layout.d, weight, parts)
+        for s, weight, parts in zip(specs, update.weights, zip(*by_part, strict=True), strict=True)
+    ]
 
 
-def _part_header(part: Part, layout: Layout) -> PartHeader:
+def _part_headers(part: Part, layout: Layout, clients: int) -> list[PartHeader]:
     roles = tuple(part.values)
     coders = tuple(coded.coder for coded in part.values.values())
     if part.indices is None:
-        return PartHeader(roles, layout.d, None, 0, coders)
-    indices = _indices(part)
-    coder, size = auto(indices, layout.d, layout.starts)
-    return PartHeader(roles, len(indices), coder, size, coders)
+        return [PartHeader(roles, layout.d, None, 0, coders)] * clients
+    k = part.indices.shape[-1]
+    chosen = auto_stacked(part.indices, layout.d, layout.starts)
+    return [PartHeader(roles, k, coder, size, coders) for coder, size in chosen]
 
 
 def state_hash(state: Moments) -> bytes:

@@ -16,6 +16,8 @@ from typing import Any
 import constriction
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from fedsift.codec.errors import FrameError, require
 
@@ -88,6 +90,28 @@ def histogram_of(coded: Ints, starts: Ints, buckets: Octets) -> Ints:
     """Count the fine buckets of each segment."""
     counts = np.diff(np.searchsorted(coded, starts), append=len(coded))
     return _count(buckets, counts, _BUCKETS)
+
+
+def stacked_histograms(indices: Tensor, starts: Ints) -> Ints:
+    """:func:`histogram_of` for each row of a stack ``(clients, k)``, counted where the stack is.
+
+    >>> rows, starts = np.array([[0, 1, 30], [5, 6, 7]]), np.array([0, 20])
+    >>> both = stacked_histograms(torch.from_numpy(rows), starts)
+    >>> [np.array_equal(h, histogram_of(r, starts, fine_buckets(gaps_of(r))))
+    ...  for h, r in zip(both, rows)]
+    [True, True]
+    """
+    gaps = indices.clone()
+    gaps[:, 1:] -= indices[:, :-1] + 1
+    head = (gaps.double().view(torch.int64) >> (52 - _FINE)) - ((1022 + _FINE) << _FINE)
+    buckets = torch.where(gaps < 1 << _FINE, gaps, head)
+    bounds = torch.from_numpy(starts[1:]).to(indices.device)
+    rows = torch.arange(len(indices), device=indices.device)[:, None] * len(starts)
+    cell = (rows + torch.bucketize(indices, bounds, right=True)) * _BUCKETS + buckets
+    seen = torch.zeros(len(indices) * len(starts) * _BUCKETS, dtype=torch.int64).to(cell.device)
+    seen.scatter_add_(0, cell.view(-1), torch.ones_like(cell).view(-1))
+    counted: Ints = seen.cpu().numpy().reshape(len(indices), len(starts), _BUCKETS)
+    return counted
 
 
 def _log2_table() -> Ints:

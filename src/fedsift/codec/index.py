@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from fedsift.codec.errors import require
 from fedsift.codec.gaps import (
@@ -20,6 +21,7 @@ from fedsift.codec.gaps import (
     gaps_of,
     histogram_of,
     segments,
+    stacked_histograms,
 )
 
 MAX_DIMENSION = 1 << 32
@@ -163,6 +165,28 @@ def auto(indices: Ints, d: int, layers: Ints) -> tuple[IndexCoder, int]:
     """
     sized = ((coder, coder.size(indices, d, layers)) for coder in CODERS)
     return min(sized, key=lambda pair: pair[1])
+
+
+def auto_stacked(indices: Tensor, d: int, layers: Ints) -> list[tuple[IndexCoder, int]]:
+    """:func:`auto` for each row of a stack ``(clients, k)``, wherever it is.
+
+    On an accelerator the gaps are counted there, and only their histograms are copied.
+
+    >>> auto_stacked(torch.tensor([[7], [8]]), 1000, np.array([0])) == [(Packed(), 2)] * 2
+    True
+    """
+    k = indices.shape[-1]
+    if indices.device.type == "cpu" or 2 * k > d:  # the complement is found on the CPU
+        return [auto(row, d, layers) for row in indices.cpu().numpy()]
+    nothing = np.empty(0, np.int64)
+    bitmap, packed = Bitmap(), Packed()
+    fixed: list[tuple[IndexCoder, int]] = [
+        (bitmap, bitmap.size(nothing, d, layers)),
+        (packed, -(-k * (d - 1).bit_length() // 8)),
+    ]
+    entropy: IndexCoder = Entropy()
+    sizes = map(entropy_size, stacked_histograms(indices, segments(layers, d)))
+    return [min([*fixed, (entropy, size)], key=lambda pair: pair[1]) for size in sizes]
 
 
 def gap_histogram(indices: Ints, d: int, layers: Ints) -> Ints:

@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, Step
 from fedsift.codec.errors import NotFiniteError
-from fedsift.codec.frame import Spec, encoded_size
+from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
 from fedsift.engine.fused import fused
 from fedsift.engine.local import chunks_of, parameters_of, score_chunk, total_score
@@ -85,13 +85,15 @@ class Stacked:
         # The round's only look at the device's numbers.
         sound = torch.stack([torch.isfinite(x).all(-1) for x in end]).all(0)
         told = torch.stack([losses, sound.to(losses.dtype)]).tolist()
-        for row, (client, loss, is_sound) in enumerate(zip(clients, *told, strict=True)):
+        for client, is_sound in zip(clients, told[1], strict=True):
             if not is_sound:
                 raise Diverged(f"client {client}'s training left the finite numbers")
-            update = Update(parts, weights).client(row)
-            spec = Spec(self.task.layout, self.algorithm.name, job.round, client)
-            own = {name: x[row : row + 1] for name, x in kept.items()}
-            yield ClientResult(client, update, own, loss, encoded_size(update, spec))
+        update = Update(parts, weights)
+        name = self.algorithm.name
+        sizes = encoded_sizes(update, [Spec(self.task.layout, name, job.round, n) for n in clients])
+        for row, (client, loss, size) in enumerate(zip(clients, told[0], sizes, strict=True)):
+            own = {key: x[row : row + 1] for key, x in kept.items()}
+            yield ClientResult(client, update.client(row), own, loss, size)
 
     def _local_steps(
         self, job: Job, clients: tuple[int, ...], start: Moments
