@@ -46,4 +46,7 @@ def adam_in_one_pass(
 
     block, numbers = 1024, x.w.numel()
     grid = (-(-numbers // block),)
-    adam_kernel[grid](x.w, x.m, x.v, gradient, numbers, lr, beta1, beta2, eps, BLOCK=block)
+    adam_kernel[grid](
+        x.w, x.m, x.v, gradient, numbers,
+        lr, beta1, 1 - beta1, beta2, 1 - beta2, eps, BLOCK=block,
+    )  # fmt: skip
