@@ -10,7 +10,7 @@ def adam_kernel(
 ):
     """Equations (4), (5) and (3) of the paper for one block of coordinates, in place.
 
-    ``rest1`` and ``rest2`` are 1 - beta1 and 1 - beta2, which float32 could not tell to five digits.
+    ``rest1`` and ``rest2`` are 1 - beta1 and 1 - beta2, of which float32 would lose five digits.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < numbers
