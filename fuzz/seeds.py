@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from decode_frame import LAYOUT
+from check import LAYOUT
 
 from fedsift.codec import Float, Linear, Log, Sign, Spec, Update, dense, encode, sparse
 from fedsift.mask import top_k
