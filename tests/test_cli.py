@@ -314,7 +314,7 @@ BAD_FLAGS = {
     "participation nan": (["--participation", "nan"], ["participation", "(0, 1]"]),
     "dropout 1": (["--dropout", "1"], ["dropout", "[0, 1)"]),
     "dropout negative": (["--dropout", "-0.1"], ["dropout", "[0, 1)"]),
-    "min-clients above clients": (["--min-clients", "4"], ["min-clients", "from 0 to 3"]),
+    "min-clients above clients": (["--min-clients", "4"], ["min-clients", "cohort's 3"]),
     "unknown wire": (["--wire", "radio"], ["'radio'", "count", "real"]),
     "seed negative": (["--seed", "-1"], ["seed", "at least 0"]),
     "theta 0": (["--partition", "dirichlet", "--theta", "0"], ["theta", "positive"]),

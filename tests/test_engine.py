@@ -183,3 +183,55 @@ def test_clients_of_different_batch_sizes_are_stacked_apart():
 def test_an_unknown_precision_is_refused():
     with pytest.raises(ValueError, match="fp32, tf32, bf16"):
         federation(precision="fp8")
+
+
+def test_a_stack_with_random_layers_follows_the_seed_alone():
+    fed = federation()
+    engine = Stacked(fed.task, fed.algorithm)
+    fed = replace(fed, engine=engine)
+    once, _ = fed.play(fed.first())
+    torch.rand(7)
+    again, _ = fed.play(fed.first())
+    assert torch.equal(once.state.w, again.state.w)
+
+
+def test_a_parameter_that_is_not_used_has_no_gradient():
+    class Partly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(64, 4), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.used(x.flatten(1))
+
+    fed = federation()
+    torch.manual_seed(0)
+    task = replace(fed.task, model=Partly())
+    task = replace(task, layout=type(task.layout).of(task.model))
+    for engine in (Stacked(task, fed.algorithm), Reference(task)):
+        after, _ = replace(fed, task=task, engine=engine).play(
+            replace(fed, task=task, engine=engine).first()
+        )
+        assert not bool(after.state.m[-12:].any())
+
+
+def test_the_next_client_in_turn_is_handed_on_at_once(monkeypatch):
+    monkeypatch.setattr(Stacked, "_most_clients", lambda self, batch: 1)
+    fed = federation(participation=1.0)
+    engine = Stacked(fed.task, fed.algorithm)
+    trained = []
+    train = engine._train_stack
+    monkeypatch.setattr(engine, "_train_stack", lambda j, c: (trained.append(c), train(j, c))[1])
+    start = fed.first()
+    job = ranks.Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2), {n: {} for n in range(3)})
+    next(engine.train(job))
+    assert trained == [(0,)]
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(10, 3, dtype=torch.long), torch.zeros(10)])
+def test_accuracy_is_given_only_where_it_means_something(labels):
+    fed = federation()
+    task = replace(fed.task, test=(torch.zeros(10, 1, 8, 8), labels), loss=lambda a, b: a.sum())
+    accuracy, loss = Reference(task).evaluate(fed.first().state.w)
+    assert accuracy is None
+    assert loss is not None

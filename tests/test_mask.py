@@ -94,6 +94,12 @@ def test_nan_is_refused(choose):
         choose(torch.tensor([[1.0, float("nan")]]))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_nan_is_refused_in_any_precision(dtype):
+    with pytest.raises(ValueError, match="NaN"):
+        top_k(torch.tensor([[1.0, float("nan")]], dtype=dtype), 1)
+
+
 @pytest.mark.parametrize("k", [0, 4, -1])
 def test_k_outside_its_range_is_refused(k):
     with pytest.raises(ValueError, match="between 1 and d = 3"):

@@ -121,7 +121,7 @@ BROKEN = {
     "metadata of another program": (lambda run: save_anew(run, fedsift="{}"), "corrupt"),
     "metadata that is a list": (lambda run: save_anew(run, fedsift="[1]"), "corrupt"),
     "another model's tensors": (give_another_layout, "another model"),
-    "another algorithm's tensors": (change_algorithm, "another"),
+    "another algorithm's tensors": (change_algorithm, "was changed"),
 }
 
 
@@ -226,7 +226,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_replaces_the_last_one(
     monkeypatch.setattr(os, "fsync", lambda *a: (events.append("fsync"), fsync(*a)))
     monkeypatch.setattr(os, "replace", lambda *a: (events.append("replace"), replace(*a)))
     stopped.save(later, federation)
-    assert events[:2] == ["fsync", "replace"]
+    assert events[:3] == ["fsync", "fsync", "replace"]  # metrics, checkpoint, then its name
 
 
 def test_a_checkpoint_written_and_read_again_has_the_same_bits(stopped, federation, tmp_path):
@@ -364,3 +364,34 @@ def test_a_run_is_the_same_whatever_ran_before_it_in_the_process(tmp_path):
     again = run("again", "--local-steps", "2", "--partition", "dirichlet")
     assert first.keys() == again.keys()
     assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+# Findings of a review.
+
+
+def test_two_processes_cannot_be_at_one_run(stopped, capsys):
+    with stopped.locked():
+        code = main(["resume", str(stopped.path)])
+    assert code == 2
+    assert "another process is at work" in capsys.readouterr().err
+    assert main(["resume", str(stopped.path)]) == 0
+
+
+def test_a_changed_setting_cannot_be_resumed_but_more_rounds_can(stopped, capsys):
+    text = stopped.config_file.read_text()
+    stopped.config_file.write_text(text.replace("seed = 0", "seed = 1"))
+    refused(stopped, capsys, "was changed", "rounds may change")
+    stopped.config_file.write_text(text.replace(f"rounds = {CONFIG.rounds}", "rounds = 7"))
+    assert main(["resume", str(stopped.path)]) == 0
+    assert len(stopped.history()) == 7
+
+
+def test_a_full_disk_ends_in_one_line(stopped, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "append", full)
+    assert main(["resume", str(stopped.path)]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "No space left" in said
+    assert "resume" in said

@@ -161,7 +161,8 @@ def test_the_traffic_is_the_frames_length():
     start = fed.first()
     after, _ = fed.play(start)
     up = [size for client, size in lengths if client is not None]
-    (down,) = [size for client, size in lengths if client is None]
+    first, down = (size for client, size in lengths if client is None)
+    assert start.traffic.downlink_bytes == first
     assert after.traffic.uplink_bytes == sum(up) / 5
     assert after.traffic.downlink_bytes == start.traffic.downlink_bytes + down
 
@@ -173,3 +174,38 @@ def test_an_unknown_wire_is_refused():
 
 def test_the_exception_is_one_type():
     assert issubclass(FrameError, ValueError)
+
+
+def test_a_client_with_huge_but_finite_values_is_rejected_alone():
+    def huge(frame, update, spec):
+        return encode(with_values(update, 3e38), spec)
+
+    attacked = federation(tampering(huge))
+    after, happened = attacked.play(attacked.first())
+    assert (happened.clients, happened.rejected) == (4, 1)
+    assert bool(torch.isfinite(after.state.w).all())
+
+
+@pytest.mark.parametrize("weight", [5e-324, 1.0])
+def test_a_weight_that_is_not_the_clients_own_is_rejected(weight):
+    def lighter(frame, update, spec):
+        return encode(replace(update, weights=(weight,)), spec)
+
+    attacked = federation(tampering(lighter))
+    _, happened = attacked.play(attacked.first())
+    assert happened.rejected == 1
+
+
+def test_a_frame_of_another_run_is_rejected():
+    attacked = federation(tampering(lambda f, u, spec: encode(u, replace(spec, run=bytes(8)))))
+    _, happened = attacked.play(attacked.first())
+    assert happened.rejected == 1
+
+
+def test_half_precision_models_travel_too():
+    problem = ridge(1, clients=3, d=40, dtype=torch.bfloat16)
+    runs = [
+        fedsift.simulate(problem.model, problem.clients, loss=mse_loss, rounds=2, wire=wire)
+        for wire in ("count", "real")
+    ]
+    assert torch.equal(runs[0].state.w, runs[1].state.w)

@@ -13,7 +13,9 @@ from typing import Annotated, Any
 
 import click
 import typer
+from safetensors import SafetensorError
 
+import fedsift
 from fedsift.algorithms import METHODS
 from fedsift.codec.inspect import dissect
 from fedsift.data import DATASETS
@@ -32,7 +34,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="Communication-efficient federated learning: FedAdam-SSM and its baselines.",
 )
 
 frames = typer.Typer(no_args_is_help=True, help="Look into the frames that travel.")
@@ -55,6 +56,8 @@ def main(words: list[str] | None = None) -> int:
         return _fail(str(problem), 2)
     except (Diverged, TooFewClients, WorkerDied) as problem:
         return _fail(str(problem), DIVERGED)
+    except (OSError, SafetensorError) as problem:
+        return _fail(f"{problem}; a run that was stopped goes on with 'fedsift resume'", 1)
     except (KeyboardInterrupt, click.Abort):
         return _fail("stopped", INTERRUPTED)
 
@@ -149,6 +152,22 @@ Out = Annotated[
 ]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedsift {fedsift.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Communication-efficient federated learning: FedAdam-SSM and its baselines."""
+
+
 @app.command()
 @with_run_options
 def run(
@@ -176,11 +195,11 @@ def run(
     * `fedsift run --algorithm fedadam --rounds 50 --out runs/fedadam`
     """
     with user_input():
-        chosen = {} if algorithm is None else {"algorithm": algorithm}
-        values = read_values(config) if config else {}
-        settings = RunConfig.from_values({**values, **chosen, **given})
+        values = merged(config, algorithm=algorithm, out=out, **given)
+        folder_name = values.pop("out", None)
+        settings = RunConfig.from_values(values)
         federation = federation_of(settings)
-        path = out or _new_folder(f"{settings.dataset}-{settings.algorithm}")
+        path = Path(folder_name or _new_folder(f"{settings.dataset}-{settings.algorithm}"))
         folder = RunFolder.create(path, settings)
     carry_out(folder, settings, federation)
 
@@ -203,9 +222,12 @@ def resume(folder: Annotated[Path, typer.Argument(help="The folder of a stopped 
 def compare(
     *,
     algorithms: Annotated[
-        str, typer.Option("--algorithms", help=f"Separated by commas, of: {', '.join(METHODS)}.")
-    ],
-    target: Annotated[float, typer.Option("--target", help="Test accuracy to reach, in (0, 1].")],
+        str | None,
+        typer.Option("--algorithms", help=f"Separated by commas, of: {', '.join(METHODS)}."),
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option("--target", help="Test accuracy to reach, in (0, 1].")
+    ] = None,
     config: Config = None,
     out: Out = None,
     given: dict[str, Any],
@@ -218,17 +240,20 @@ def compare(
     Example: `fedsift compare --algorithms fedadam-ssm,fedadam-top,fedadam --target 0.95`
     """
     with user_input():
-        if not 0 < target <= 1:
-            raise ValueError(f"target must be in (0, 1], got {target}")
-        values = {**(read_values(config) if config else {}), **given}
+        values = merged(config, algorithms=algorithms, target=target, out=out, **given)
+        names, goal, folder_name = (values.pop(k, None) for k in ("algorithms", "target", "out"))
+        if names is None or goal is None:
+            raise ValueError("give --algorithms a,b,c and --target, say 0.95, or both in --config")
+        if not isinstance(goal, int | float) or not 0 < goal <= 1:
+            raise ValueError(f"target must be in (0, 1], got {goal}")
         values.pop("algorithm", None)
-        settings = configs_of(algorithms.split(","), values)
-        path = out or _new_folder(f"compare-{settings[0].dataset}")
-        federations = [federation_of(each) for each in settings]
+        settings = configs_of(names.split(",") if isinstance(names, str) else names, values)
+        path = Path(folder_name or _new_folder(f"compare-{settings[0].dataset}"))
+        federation_of(settings[0])  # data and model are the same for all
         for each in settings:
             RunFolder(path / each.algorithm).holds(each)  # refuse before anything is made
         folders = [RunFolder.create_or_continue(path / each.algorithm, each) for each in settings]
-    carry_out_all(path, list(zip(folders, settings, federations, strict=True)), target)
+    carry_out_all(path, list(zip(folders, settings, strict=True)), goal)
 
 
 @frames.command()
@@ -244,6 +269,12 @@ def inspect(file: Annotated[Path, typer.Argument(help="A file that holds one fra
             raise ValueError(f"cannot read {file}: {problem.strerror}") from None
         anatomy = dissect(frame)
     show_frame(anatomy)
+
+
+def merged(config: Path | None, **flags: Any) -> dict[str, Any]:
+    """A config file's keys and the flags that were given; flags win."""
+    values = read_values(config) if config else {}
+    return values | {key: value for key, value in flags.items() if value is not None}
 
 
 def _new_folder(name: str) -> Path:

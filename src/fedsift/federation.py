@@ -5,8 +5,10 @@ cohort → local training → frame → checks → weighted mean → broadcast �
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -75,7 +77,7 @@ class Federation:
         """Before round 1: the model's own parameters, which every client is sent."""
         w = self.task.layout.read(self.task.model)
         start = Update(dense({"w": w[None]}), (1.0,))
-        _, size = counted(start, self.spec(0, bytes(8)), Limits())
+        _, size = self.wire(start, self.spec(0, bytes(8)), Limits(max_abs=float("inf")))
         memory = zeros(self.algorithm.server_memory, 1, w)
         return Snapshot(0, Moments.start(w), memory, {}, Traffic(downlink_bytes=size))
 
@@ -125,10 +127,8 @@ class Federation:
         """Where the round's uploads arrive."""
         base = self.base_of(job.state)
         shape = self.expected_shape(job) if self.wire is not counted else None
-        limits = Limits(
-            base=base, round=job.round, algorithm=self.algorithm.name, shape=shape,
-            max_abs=float("inf"),
-        )  # fmt: skip
+        name = self.algorithm.name
+        limits = Limits(run=self.run_id, base=base, round=job.round, algorithm=name, shape=shape)
         return Inbox(self, self.spec(job.round, base), limits, Sum(job.state))
 
     def expected_shape(self, job: Job) -> Shape:
@@ -145,12 +145,19 @@ class Federation:
 
     def spec(self, round: int, base: bytes) -> Spec:
         """The header of this round's frames."""
-        return Spec(self.task.layout, self.algorithm.name, round, base=base)
+        return Spec(self.task.layout, self.algorithm.name, round, run=self.run_id, base=base)
+
+    @cached_property
+    def run_id(self) -> bytes:
+        """Eight bytes that frames of another federation do not have."""
+        task = self.task
+        about = (task.layout.fingerprint(), repr(self.algorithm), task.seed, task.batch_size)
+        return hashlib.blake2b(repr(about).encode(), digest_size=8).digest()
 
     def cohort(self, round: int) -> tuple[int, ...]:
         """The clients that train in this round, in ascending order."""
         clients = len(self.task.clients)
-        size = max(1, round_half_up(self.participation * clients))
+        size = cohort_size(self.participation, clients)
         if size == clients:
             return tuple(range(clients))
         draw = stream(self.task.seed, "cohort", round)
@@ -195,11 +202,8 @@ class Inbox:
     def take(self, result: ClientResult) -> None:
         """Merge one client's upload, or refuse it."""
         spec = replace(self.spec, client=result.client)
-        limits = replace(
-            self.limits,
-            client=result.client,
-            max_weight=float(self.federation.task.weight(result.client)),
-        )
+        weight = float(self.federation.task.weight(result.client))
+        limits = replace(self.limits, client=result.client, weight=weight)
         try:
             update, size = self._carry(result, spec, limits)
         except FrameError as problem:
@@ -231,10 +235,10 @@ def apply_broadcast(phase: Phase, state: Moments, parts: Parts) -> tuple[Moments
     return after._replace(v=after.v.clamp_min(0)), clamped
 
 
-def round_half_up(x: float) -> int:
-    """Nearest whole number, halves upward (the built-in rounds them to even).
+def cohort_size(participation: float, clients: int) -> int:
+    """How many clients train in a round: the nearest whole number, at least 1, halves upward.
 
-    >>> round_half_up(2.5), round_half_up(0.4)
-    (3, 0)
+    >>> cohort_size(0.5, 5), cohort_size(0.01, 5)
+    (3, 1)
     """
-    return int(x + 0.5)
+    return max(1, int(participation * clients + 0.5))

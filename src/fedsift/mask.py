@@ -36,6 +36,7 @@ def top_k(x: Tensor, k: int) -> Tensor:
     if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
         rows = [top_k_mask(row, k) for row in x.abs().view(-1, d)]
         return (rows[0] if len(rows) == 1 else torch.stack(rows)).view(x.shape)
+    _refuse_nan(x)
     return _top_k_by_threshold(x.abs(), k)
 
 

@@ -16,7 +16,7 @@ from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Ranks, Stacked, Task
 from fedsift.engine.stacked import PRECISIONS
 from fedsift.engine.task import Data, Diverged, Loss
-from fedsift.federation import Federation, Happened, Snapshot
+from fedsift.federation import Federation, Happened, Snapshot, cohort_size
 from fedsift.vector import Layout, Moments
 
 Record = dict[str, float | int | None]
@@ -149,6 +149,8 @@ def prepare(
 ) -> Federation:
     """Check everything and put it on the device."""
     _check_clients(clients)
+    if test is not None and len(test[0]) == 0:
+        raise ValueError("the test set is empty: give None for no test")
     _check_model(model)
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch-size must be at least 1, got {batch_size}")
@@ -156,10 +158,13 @@ def prepare(
         raise ValueError(f"participation must be in (0, 1], got {participation}")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
-    if not 0 <= min_clients <= len(clients):
-        raise ValueError(f"min-clients must be from 0 to {len(clients)}, got {min_clients}")
+    most = cohort_size(participation, len(clients))
+    if not 0 <= min_clients <= most:
+        raise ValueError(f"min-clients must be from 0 to the cohort's {most}, got {min_clients}")
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; choose one of: {', '.join(PRECISIONS)}")
+    if precision != "fp32" and torch.device(device).type != "cuda":
+        raise ValueError(f"precision {precision} needs a GPU; on {device} it is fp32")
     if wire not in WIRES:
         raise ValueError(f"unknown wire {wire!r}; choose one of: {', '.join(WIRES)}")
     if seed < 0:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -23,11 +24,11 @@ from fedsift.report.html import Shown, write_report
 from fedsift.runs.compare import MIBIT, Row, csv_of, table_of
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder, replace_file
-from fedsift.runs.run import begin, go, summarise
+from fedsift.runs.run import begin, federation_of, go, summarise
 from fedsift.runs.tensorboard import logged
 from fedsift.simulation import Record
 
-Run = tuple[RunFolder, RunConfig, Federation]
+Run = tuple[RunFolder, RunConfig]
 out = Console()
 err = Console(stderr=True)
 
@@ -43,13 +44,14 @@ def carry_out(folder: RunFolder, config: RunConfig, federation: Federation) -> N
 
 def carry_out_all(path: Path, runs: Sequence[Run], target: float) -> None:
     """Every run of a comparison, then its table, figure and report."""
-    shown = [finish_run(*run) for run in runs]
+    # Each federation is built when its turn comes, and gone with its data when it has passed.
+    shown = [finish_run(folder, config, federation_of(config)) for folder, config in runs]
     histories = {each.name: each.history for each in shown}
     rows = table_of(histories, target)
     title = f"{runs[0][1].dataset}, {runs[0][1].partition}: Mibit a client to {100 * target:.1f} %"
     replace_file(path / "compare.csv", csv_of(rows).encode())
     accuracy_figure(histories, path / "compare.png", title, target)
-    write_report(shown, path / "report.html", title)
+    write_report(shown, path / "report.html", title, rows)
     out.print(comparison_table(rows, title))
     say_where("table", path / "compare.csv")
     say_where("figure", path / "compare.png")
@@ -58,6 +60,11 @@ def carry_out_all(path: Path, runs: Sequence[Run], target: float) -> None:
 
 def finish_run(folder: RunFolder, config: RunConfig, federation: Federation) -> Shown:
     """Play a run's remaining rounds under a progress bar and write its summary."""
+    with folder.locked():
+        return _finish_run(folder, config, federation)
+
+
+def _finish_run(folder: RunFolder, config: RunConfig, federation: Federation) -> Shown:
     start = begin(folder, federation)
     history: list[Record] = []
     with (
@@ -143,13 +150,14 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 def comparison_table(rows: Iterable[Row], title: str) -> Table:
     """The paper's Table 1 for one task."""
     table = Table(title=title)
-    for heading in ("algorithm", "Mibit", "ratio", "round", "best", "final"):
+    for heading in ("algorithm", "Mibit", "ratio", "MB sent", "round", "best", "final"):
         table.add_column(heading, justify="left" if heading == "algorithm" else "right")
     for row in rows:
         table.add_row(
             row.algorithm,
             "∞" if row.mibit is None else f"{row.mibit:.2f}",
             "" if row.ratio is None else f"{row.ratio:.2f}×",
+            "–" if row.megabytes is None else f"{row.megabytes:.2f}",
             "–" if row.round is None else str(row.round),
             percent(row.best_accuracy),
             percent(row.final_accuracy),
@@ -161,7 +169,7 @@ def show_frame(anatomy: Anatomy) -> None:
     """A frame's header and the sizes of its parts."""
     header = anatomy.header
     about = Table(title="frame", show_header=False)
-    about.add_row("algorithm", header.algorithm or "–")
+    about.add_row("algorithm", escape(header.algorithm) or "–")
     about.add_row("round, client", f"{header.round}, {header.client}")
     about.add_row("run, base state", f"{header.run.hex()}, {header.base.hex()}")
     about.add_row("model", f"d = {header.d:,}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -128,9 +128,6 @@ class Layout:
         text = repr((self.names, self.shapes, str(self.dtype)))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
 
 def raw_bytes(x: Tensor) -> bytes:
     """A tensor's numbers as they lie in memory, for hashing.
@@ -138,7 +135,8 @@ def raw_bytes(x: Tensor) -> bytes:
     >>> raw_bytes(torch.tensor([1.0])).hex()
     '0000803f'
     """
-    return x.detach().cpu().contiguous().numpy().tobytes()
+    octets = x.detach().cpu().contiguous().view(torch.uint8)
+    return octets.numpy().tobytes()
 
 
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -300,3 +300,48 @@ def test_nothing_large_is_allocated_on_a_frames_word(monkeypatch):
     for lie in ({"part": {"k": 2**40}}, {"d": 2**40}, {"part": {"index_bytes": 2**40}}):
         with pytest.raises(FrameError):
             open_frame(forged(**lie), LAYOUT, EXPECTED)
+
+
+def test_a_value_that_the_models_precision_cannot_hold_is_refused():
+    layout = Layout.of(nn.Linear(4, 4, dtype=torch.float16))
+    values = torch.full((1, layout.d), 1e5)
+    frame = encode(Update(dense({"w": values}, Float("float32")), (1.0,)), Spec(layout))
+    refused(frame, "above", Limits(max_abs=math.inf), layout)
+
+
+def test_a_very_large_limit_is_no_error():
+    frame = encode(Update(dense({"v": torch.ones(1, LAYOUT.d)}), (1.0,)), SPEC)
+    assert decode(frame, LAYOUT, Limits(max_abs=1e200)).weights == (1.0,)
+
+
+def test_random_rounding_follows_its_generator():
+    x = torch.randn(1, LAYOUT.d)
+    coder = Linear(2, stochastic=True)
+
+    def draw(seed):
+        parts = dense({"w": x}, coder, torch.Generator().manual_seed(seed))
+        return parts[0].values["w"].restore()
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        forged(part={"k": 2**40}),
+        forged(algorithm="[/red]"),
+        sealed(encode(shared(), SPEC)[:-8] + b"\0"),
+        sealed(encode(shared(), SPEC)[:-8].replace(b"fedadam-ssm", b"fedadam\x1b[m")),
+    ],
+    ids=["more than d", "markup", "too long", "escape codes"],
+)
+def test_inspecting_a_hostile_file_ends_in_one_line(frame, tmp_path, capsys):
+    from fedsift.cli import main
+
+    file = tmp_path / "frame"
+    file.write_bytes(frame)
+    code = main(["frame", "inspect", str(file)])
+    said = capsys.readouterr()
+    assert (code, said.err.count("\n")) in {(0, 0), (2, 1)}
+    assert "\x1b[m" not in said.out + said.err

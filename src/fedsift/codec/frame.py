@@ -85,6 +85,7 @@ def decode(frame: bytes, layout: Layout, limits: Limits | None = None) -> Update
     limits = limits or Limits()
     header, at = open_frame(frame, layout, limits)
     view, parts = memoryview(frame), []
+    most = min(limits.max_abs, torch.finfo(layout.dtype).max)
     for about in header.parts:
         indices = None
         if about.index is not None:
@@ -94,7 +95,7 @@ def decode(frame: bytes, layout: Layout, limits: Limits | None = None) -> Update
         at += about.index_bytes
         values: dict[Role, Coded] = {}
         for role, coder, size in zip(about.roles, about.coders, about.value_bytes, strict=True):
-            bound = limits.max_abs**2 if role == "v" else limits.max_abs
+            bound = min(most * most, torch.finfo(layout.dtype).max) if role == "v" else most
             codes = coder.unpack(bytes(view[at : at + size]), about.k, bound)
             values[role] = Coded(coder, _stacked(codes), layout.dtype)
             at += size

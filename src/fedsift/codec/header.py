@@ -71,6 +71,7 @@ class Header:
             "algorithm": limits.algorithm,
             "client": limits.client,
             "shape": limits.shape,
+            "weight": limits.weight,
             "d": layout.d,
         }
         for name, value in expected.items():
@@ -127,8 +128,8 @@ def read_header(frame: bytes) -> tuple[Header, int]:
     round, client, d = reader.varint(), reader.varint(), reader.varint()
     (weight,) = struct.unpack("<d", reader.take(8))
     parts = tuple(_read_part(reader, d) for _ in range(reader.byte()))
-    if not name.isascii():
-        raise FrameError("the algorithm's name is not ASCII")
+    if not name.isascii() or not name.decode().isprintable():
+        raise FrameError("the algorithm's name is not printable ASCII")
     return Header(run, base, name.decode(), round, client, d, weight, parts), reader.at
 
 

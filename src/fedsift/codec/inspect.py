@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fedsift.codec.errors import require
 from fedsift.codec.frame import unseal
 from fedsift.codec.header import Header, PartHeader, read_header
 
@@ -29,7 +30,11 @@ def dissect(frame: bytes) -> Anatomy:
 
     No model is needed, so the payload is not decoded.
     """
-    header, at = read_header(unseal(frame))
+    body = unseal(frame)
+    header, at = read_header(body)
+    require(all(part.k <= header.d for part in header.parts), "more coordinates than d")
+    payload = sum(part.payload_bytes for part in header.parts)
+    require(at + payload == len(body), "the frame is longer or shorter than its header says")
     return Anatomy(header, at, len(frame))
 
 

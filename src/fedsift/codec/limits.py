@@ -26,6 +26,7 @@ class Limits:
     algorithm: str | None = None
     client: int | None = None
     shape: Shape | None = None
+    weight: float | None = None
     max_weight: float = float("inf")
     max_abs: float = 1e6
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from fedsift.codec.values import Codes, ValueCoder, exact
 from fedsift.vector import Moments
@@ -29,10 +29,12 @@ class Coded:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, x: Tensor, coder: ValueCoder | None = None) -> Coded:
+    def of(
+        cls, x: Tensor, coder: ValueCoder | None = None, generator: Generator | None = None
+    ) -> Coded:
         """Quantise x; without a coder every bit of it is kept."""
         coder = coder or exact(x.dtype)
-        return cls(coder, coder.quantise(x), x.dtype)
+        return cls(coder, coder.quantise(x, generator), x.dtype)
 
     def restore(self) -> Tensor:
         """The values as their receiver sees them."""
@@ -77,19 +79,26 @@ class Update:
         return (self.client(row) for row in range(len(self.weights)))
 
 
-def dense(values: Mapping[Role, Tensor], coder: ValueCoder | None = None) -> Parts:
+def dense(
+    values: Mapping[Role, Tensor],
+    coder: ValueCoder | None = None,
+    generator: Generator | None = None,
+) -> Parts:
     """Every coordinate of the given tensors ``(clients, d)``.
+
+    A coder that rounds at random draws from the generator.
 
     >>> dense({"w": torch.ones(1, 3)})[0].values["w"].restore().tolist()
     [[1.0, 1.0, 1.0]]
     """
-    return (Part(None, {role: Coded.of(x, coder) for role, x in values.items()}),)
+    return (Part(None, {role: Coded.of(x, coder, generator) for role, x in values.items()}),)
 
 
 def sparse(
     values: Mapping[Role, Tensor],
     mask: Tensor,
     coders: Mapping[Role, ValueCoder] | None = None,
+    generator: Generator | None = None,
 ) -> Parts:
     """The masked coordinates of the given tensors, all under one mask.
 
@@ -100,7 +109,10 @@ def sparse(
     """
     indices = _positions(mask)
     chosen = coders or {}
-    kept = {role: Coded.of(x.gather(-1, indices), chosen.get(role)) for role, x in values.items()}
+    kept = {
+        role: Coded.of(x.gather(-1, indices), chosen.get(role), generator)
+        for role, x in values.items()
+    }
     return (Part(indices, kept),)
 
 

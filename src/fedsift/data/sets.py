@@ -26,7 +26,6 @@ class Dataset:
     name: str
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
-    classes: int
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -46,7 +45,7 @@ def digits() -> Dataset:
     cut = len(images) // 5
     test, train = order[:cut], order[cut:]
     images = normalise(images, like=images[train])
-    return Dataset("digits", (images[train], labels[train]), (images[test], labels[test]), 10)
+    return Dataset("digits", (images[train], labels[train]), (images[test], labels[test]))
 
 
 def fashion_mnist() -> Dataset:
@@ -62,7 +61,7 @@ def cifar10() -> Dataset:
 def _images(name: str, train: Images, test: Images) -> Dataset:
     x, y = torch.from_numpy(train[0].copy()).float(), torch.from_numpy(train[1])
     x_test, y_test = torch.from_numpy(test[0].copy()).float(), torch.from_numpy(test[1])
-    return Dataset(name, (normalise(x, like=x), y), (normalise(x_test, like=x), y_test), 10)
+    return Dataset(name, (normalise(x, like=x), y), (normalise(x_test, like=x), y_test))
 
 
 def normalise(images: Tensor, like: Tensor) -> Tensor:

@@ -79,15 +79,19 @@ def parameters_of(task: Task, w: Tensor) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def score_chunk(task: Task, w: Tensor, chunk: int) -> tuple[int, float]:
-    """How many samples of a chunk of the test set are classified right, and the sum of losses."""
+def score_chunk(task: Task, w: Tensor, chunk: int) -> tuple[int | None, float]:
+    """How many labels of a chunk of the test set are found, and the sum of losses.
+
+    None where accuracy means nothing: targets that are not classes, one for each argmax.
+    """
     assert task.test is not None
     data, labels = (x[chunk * CHUNK : (chunk + 1) * CHUNK] for x in task.test)
     task.model.eval()
     output = functional_call(task.model, parameters_of(task, w), (data,))
     loss = float(task.loss(output, labels)) * len(data)
-    right = int((output.argmax(-1) == labels).sum()) if is_class_labels(labels) else 0
-    return right, loss
+    found = output.argmax(-1)
+    is_classes = not labels.is_floating_point() and found.shape == labels.shape
+    return (int((found == labels).sum()) if is_classes else None), loss
 
 
 def chunks_of(task: Task) -> range:
@@ -95,16 +99,12 @@ def chunks_of(task: Task) -> range:
     return range(0 if task.test is None else -(-len(task.test[0]) // CHUNK))
 
 
-def total_score(task: Task, scores: list[tuple[int, float]]) -> tuple[float | None, float | None]:
+def total_score(
+    task: Task, scores: list[tuple[int | None, float]]
+) -> tuple[float | None, float | None]:
     """Accuracy (for class labels) and mean loss from all chunks' scores."""
     if task.test is None:
         return None, None
-    samples = len(task.test[0])
-    accuracy = sum(right for right, _ in scores) / samples
-    loss = sum(loss for _, loss in scores) / samples
-    return (accuracy if is_class_labels(task.test[1]) else None), loss
-
-
-def is_class_labels(labels: Tensor) -> bool:
-    """Whether accuracy means anything: whole numbers, not regression targets."""
-    return not labels.is_floating_point()
+    right = [found for found, _ in scores if found is not None]
+    accuracy = sum(right) / task.test[1].numel() if len(right) == len(scores) else None
+    return accuracy, sum(loss for _, loss in scores) / len(task.test[0])

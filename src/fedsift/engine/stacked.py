@@ -8,6 +8,7 @@ code runs without graph and streams, which is how it is tested where there is no
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from fedsift.codec.update import Update
 from fedsift.engine.fused import fused
 from fedsift.engine.local import chunks_of, parameters_of, score_chunk, total_score
 from fedsift.engine.task import ClientResult, Diverged, Job, Task
+from fedsift.seeding import torch_seed
 from fedsift.vector import Moments
 
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -55,12 +57,12 @@ class Stacked:
 
     def train(self, job: Job) -> Iterator[ClientResult]:
         """Every cohort member's result, in the cohort's order."""
-        results: dict[int, ClientResult] = {}
+        ready: dict[int, ClientResult] = {}
+        turn = deque(job.cohort)
         for stack in self.stacks(job.cohort):
-            for result in self._train_stack(job, stack):
-                results[result.client] = result
-        for client in job.cohort:
-            yield results.pop(client)
+            ready.update((result.client, result) for result in self._train_stack(job, stack))
+            while turn and turn[0] in ready:
+                yield ready.pop(turn.popleft())
 
     def stacks(self, cohort: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Clients that train together: of one batch size, and as many as fit."""
@@ -76,18 +78,17 @@ class Stacked:
         memory = stack_memory([job.memory[n] for n in clients])
         start = job.phase.begin(stack_state(job.state, len(clients)), memory)
         end, losses = self._local_steps(job, clients, start)
+        sound = torch.stack([torch.isfinite(x).all(-1) for x in end]).all(0)
+        told = torch.stack([losses, sound.to(losses.dtype)]).tolist()  # the one look from the host
+        for client, is_sound in zip(clients, told[1], strict=True):
+            if not is_sound:
+                raise Diverged(f"client {client}'s training left the finite numbers")
         context = Context(self.task.layout, job.round, self.task.seed, clients)
         weights = tuple(float(self.task.weight(n)) for n in clients)
         try:
             parts, kept = job.phase.send(context, start, end, memory)
         except NotFiniteError:
             raise Diverged("an update left the finite numbers") from None
-        # The round's only look at the device's numbers.
-        sound = torch.stack([torch.isfinite(x).all(-1) for x in end]).all(0)
-        told = torch.stack([losses, sound.to(losses.dtype)]).tolist()
-        for client, is_sound in zip(clients, told[1], strict=True):
-            if not is_sound:
-                raise Diverged(f"client {client}'s training left the finite numbers")
         update = Update(parts, weights)
         name = self.algorithm.name
         sizes = encoded_sizes(update, [Spec(self.task.layout, name, job.round, n) for n in clients])
@@ -101,14 +102,15 @@ class Stacked:
         """L steps of every client of the stack; and each one's mean loss."""
         steps, batch = job.phase.local_steps, self.task.weight(clients[0])
         rows = self._rows(job.round, clients, steps, batch)
-        with self._arithmetic():
+        devices = [self.data.device] if self.data.is_cuda else []
+        with self._arithmetic(), torch.random.fork_rng(devices):
             step = self._step_of(job.phase, len(clients), batch)
+            torch.manual_seed(torch_seed(self.task.seed, "layers", job.round, clients[0]))
             step.begin(start)
             for each in rows:
                 step.take(each)
-        # The step's tensors are used again by the next stack; what clients keep must be their own.
-        end = Moments(*(x.clone() for x in step.x)) if self.algorithm.client_memory else step.x
-        return end, step.loss / steps
+        # The step's tensors are used again by the next stack.
+        return Moments(*(x.clone() for x in step.x)), step.loss / steps
 
     def _rows(self, round: int, clients: tuple[int, ...], steps: int, batch: int) -> Tensor:
         """Rows of the joined data set ``(steps, clients, batch)``: those the reference draws."""
@@ -224,7 +226,9 @@ class StackedStep:
         own = {name: p.detach().requires_grad_() for name, p in named.items()}
         task.model.train()
         loss = task.loss(functional_call(task.model, own, (data,)).to(self.x.w.dtype), labels)
-        gradients = torch.autograd.grad(loss, tuple(own.values()))
+        gradients = torch.autograd.grad(
+            loss, tuple(own.values()), allow_unused=True, materialize_grads=True
+        )
         torch.cat([g.reshape(-1) for g in gradients], out=self.gradient[place])
         self.loss[place] += loss.detach()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsift.runs.compare import MIBIT
+from fedsift.runs.compare import MIBIT, Row
 from fedsift.runs.folder import replace_file
 from fedsift.simulation import Record
 
@@ -22,8 +22,8 @@ class Shown:
     summary: Mapping[str, Any]
 
 
-def write_report(runs: Sequence[Shown], path: Path, title: str) -> None:
-    """Write the report of the given runs."""
+def write_report(runs: Sequence[Shown], path: Path, title: str, rows: Sequence[Row] = ()) -> None:
+    """Write the report of the given runs, with their comparison if there is one."""
     from plotly.offline import get_plotlyjs
 
     chart = figure_of(runs).to_html(full_html=False, include_plotlyjs=False)
@@ -31,6 +31,7 @@ def write_report(runs: Sequence[Shown], path: Path, title: str) -> None:
         title=html.escape(title),
         plotly=get_plotlyjs(),
         chart=chart,
+        comparison=comparison_table(rows) if rows else "",
         results=results_table(runs),
         settings=settings_table(runs),
     )
@@ -99,6 +100,24 @@ def results_table(runs: Sequence[Shown]) -> str:
     return table(head, rows)
 
 
+def comparison_table(rows: Sequence[Row]) -> str:
+    """What each method had sent when it reached the target."""
+    head = ["to the target", "Mibit", "ratio", "MB sent", "round"]
+    return table(
+        head,
+        [
+            [
+                row.algorithm,
+                "∞" if row.mibit is None else f"{row.mibit:.2f}",
+                "–" if row.ratio is None else f"{row.ratio:.2f}×",
+                "–" if row.megabytes is None else f"{row.megabytes:.2f}",
+                "–" if row.round is None else str(row.round),
+            ]
+            for row in rows
+        ],
+    )
+
+
 def settings_table(runs: Sequence[Shown]) -> str:
     """A row a setting, a column a run."""
     hidden = {*RESULTS, "seconds", "environment"}
@@ -149,6 +168,7 @@ th, td {{ text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px sol
 </head>
 <body>
 <h1>{title}</h1>
+<div class="wide">{comparison}</div>
 <div class="wide">{results}</div>
 <div>{chart}</div>
 <h2>Configuration and environment</h2>

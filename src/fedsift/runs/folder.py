@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -92,13 +94,28 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """An existing run's folder."""
         folder = cls(path)
-        if not folder.config_file.exists():
+        if not exists(folder.config_file):
             raise ConfigError(f"{path} holds no run: there is no {folder.config_file.name} in it")
         return folder
 
     def config(self) -> RunConfig:
         """The run's configuration."""
         return RunConfig.read(self.config_file)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other process out of the run while this one is at it."""
+        with self.config_file.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"another process is at work in {self.path}") from None
+            yield
+
+    def fingerprint(self) -> str:
+        """A hash of all settings but the number of rounds, which may grow."""
+        settings = {key: value for key, value in self.config().flat().items() if key != "rounds"}
+        return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
     def append(self, record: Record) -> None:
         """Add a round's metrics."""
@@ -140,11 +157,13 @@ class RunFolder:
             "traffic": asdict(checkpoint.snapshot.traffic),
             "seconds": checkpoint.seconds,
             "layout": federation.task.layout.fingerprint(),
-            "algorithm": repr(federation.algorithm),
+            "config": self.fingerprint(),
         }
         about["digest"] = digest(about, tensors)
         partial = self.checkpoint_file.with_suffix(".partial")
         save_file(tensors, partial, metadata={"fedsift": json.dumps(about)})
+        if self.metrics_file.exists():
+            to_disk(self.metrics_file)  # a checkpoint must never outlive its metrics
         settle(partial, self.checkpoint_file)
 
     def load(self, federation: Federation, device: str) -> Checkpoint | None:
@@ -166,10 +185,12 @@ class RunFolder:
             AttributeError,
         ) as why:
             raise ConfigError(f"{self.checkpoint_file} is corrupt: {why}") from None
-        expected = (federation.task.layout.fingerprint(), repr(federation.algorithm))
-        if (about["layout"], about["algorithm"]) != expected:
+        if about.get("layout") != federation.task.layout.fingerprint():
+            raise ConfigError(f"{self.checkpoint_file} is of another model than config.toml's")
+        if about.get("config") != self.fingerprint():
             raise ConfigError(
-                f"{self.checkpoint_file} is of another model or algorithm than config.toml's"
+                f"{self.config_file} was changed since {self.checkpoint_file} was written: "
+                "only the number of rounds may change"
             )
         return Checkpoint(snapshot_of(about, tensors), about["seconds"])
 
@@ -230,14 +251,18 @@ def replace_file(path: Path, content: bytes) -> None:
 
 def settle(partial: Path, path: Path) -> None:
     """Move a finished file to its place, and see that both are on the disk."""
-    for target in (partial, path.parent):
-        handle = os.open(target, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        if target == partial:
-            os.replace(partial, path)
+    to_disk(partial)
+    os.replace(partial, path)
+    to_disk(path.parent)
+
+
+def to_disk(path: Path) -> None:
+    """See that a file, or a folder's list of files, is on the disk and not only on its way."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def column(history: Iterable[Record], name: str) -> list[float]:
