@@ -28,6 +28,7 @@ from fedsift.runs.config import ConfigError, RunConfig, read_values
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import federation_of
 from fedsift.terminal import carry_out, carry_out_all, show_frame
+from fedsift.theory.cli import advise, bounds
 
 app = typer.Typer(
     add_completion=False,
@@ -269,6 +270,10 @@ def inspect(file: Annotated[Path, typer.Argument(help="A file that holds one fra
             raise ValueError(f"cannot read {file}: {problem.strerror}") from None
         anatomy = dissect(frame)
     show_frame(anatomy)
+
+
+app.command()(bounds)
+app.command()(advise)
 
 
 def merged(config: Path | None, **flags: Any) -> dict[str, Any]:

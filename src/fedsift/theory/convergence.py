@@ -1,0 +1,214 @@
+"""Theorems 2 and 3, Propositions 2 and 3: how fast FedAdam-SSM converges, and to what.
+
+The printed bounds rest on three steps that do not hold (docs/explanation/theory-slips.md has the
+derivations): the factor ηρ − 1 is negative and multiplies an upper bound; one η too many stands
+before L²G²d/ε; and the client drift loses its η². Both versions are here: ``printed=True`` gives
+the paper's own numbers, the default what the proof does show. Both carry a part that no learning
+rate and no number of rounds removes, and it alone exceeds what Assumption 2 says for free, so a
+:class:`Bound` says whether it is vacuous.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass, replace
+
+from fedsift.theory.ranges import check
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the convergence bounds depend on; ``batches`` holds every client's mini-batch |D̃ₙ|.
+
+    >>> Setting(d=10, local_steps=0, lr=1e-3, density=0.05, rho=1.0, grad_bound=1.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: local_steps must be a whole number of at least 1, got 0
+    """
+
+    d: int
+    local_steps: int
+    lr: float
+    density: float
+    rho: float
+    grad_bound: float
+    sigma_l: float = 0.0
+    sigma_g: float = 0.0
+    batches: tuple[int, ...] = (64,)
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check(**{k: v for k, v in self.__dict__.items() if k != "batches"})
+        if not self.lr > 0:
+            raise ValueError(f"lr must be a positive number, got {self.lr!r}")
+        if not self.batches:
+            raise ValueError("batches must name at least one client's mini-batch")
+        for size in self.batches:
+            check(batch=size)
+
+    @property
+    def squared_gradient(self) -> float:
+        """G²d: what Assumption 2 alone says of ‖∇F‖²."""
+        return self.grad_bound * self.grad_bound * self.d
+
+    @property
+    def noise(self) -> float:
+        """Σ D̃ₙ (σ_l/√D̃ₙ + σ_g)² / Σ D̃ₙ, the mean squared error of a client's gradient."""
+        each = [n * (self.sigma_l / math.sqrt(n) + self.sigma_g) ** 2 for n in self.batches]
+        return sum(each) / sum(self.batches)
+
+    @property
+    def adam_gap(self) -> float:
+        """How unlike the sum of L Adam steps and one gradient may be, in units of G²d."""
+        L, eps, g2 = self.local_steps, self.eps, self.grad_bound * self.grad_bound
+        fresh = L - self.beta2 * (1 - self.beta2**L) / (1 - self.beta2)
+        momentum = 4 * self.beta1 * (1 - self.beta1**L) / (1 - self.beta1) ** 2
+        return g2 / eps * (g2 / eps) * self.d * L * fresh / (4 * eps) + (L * L + momentum) / eps + 1
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A convergence bound by its parts.
+
+    ``initial`` fades with the rounds and ``smoothness`` with the learning rate; the others stay,
+    but that the paper's version (``printed``) lets ``sparsification`` fade too. ``trivial`` is
+    what the assumptions say without any theorem.
+    """
+
+    initial: float
+    smoothness: float
+    sparsification: float
+    adam: float
+    noise: float
+    trivial: float
+    printed: bool = False
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, astuple(self))):
+            raise ValueError("these constants give a bound beyond 10^308, which says nothing")
+
+    @property
+    def total(self) -> float:
+        """The bound itself."""
+        return self.initial + self.smoothness + self.sparsification + self.adam + self.noise
+
+    @property
+    def floor(self) -> float:
+        """What neither more rounds nor a smaller learning rate removes."""
+        return self.adam + self.noise + (0.0 if self.printed else self.sparsification)
+
+    @property
+    def vacuous(self) -> bool:
+        """Whether the bound says no more than the assumptions do, or what cannot be."""
+        return self.total >= self.trivial or self.total < 0
+
+
+def nonconvex_bound(setting: Setting, *, rounds: int, gap: float, printed: bool = False) -> Bound:
+    """Theorem 2: (1/T) Σ E‖∇F(W^t)‖² ≤ the bound's total, with gap = F(W⁰) − F(W^T).
+
+    2 gap/(ηT) + (ηρ + 6(1 − α)) G²dL²/ε + 6G²d (A + η²ρ²L²/(3ε)) + 6 noise, where A is
+    :attr:`Setting.adam_gap`.
+
+    >>> s = Setting(d=21_840, local_steps=30, lr=1e-3, density=0.05, rho=10.0, grad_bound=1.0)
+    >>> bound = nonconvex_bound(s, rounds=100, gap=2.3)
+    >>> bound.vacuous, bound.floor > bound.trivial
+    (True, True)
+    """
+    check(rounds=rounds, gap=gap)
+    g2d, L2 = setting.squared_gradient, setting.local_steps**2
+    unit, drift = g2d * L2 / setting.eps, setting.rho * setting.rho * L2 / (3 * setting.eps)
+    lr, rho, alpha = setting.lr, setting.rho, setting.density
+    initial, adam = 2 * gap / (lr * rounds), 6 * g2d * setting.adam_gap
+    noise = 6 * setting.noise
+    if printed:
+        smoothness, sparsification = 2 * (2 - alpha) * lr * lr * rho, 2 * (1 - 2 * alpha) * lr
+        adam += 6 * g2d * drift
+        return Bound(initial, smoothness * unit, sparsification * unit, adam, noise, g2d, True)
+    smoothness = lr * rho * unit + 6 * g2d * lr * lr * drift
+    return Bound(initial, smoothness, 6 * (1 - alpha) * unit, adam, noise, g2d)
+
+
+def pl_bound(
+    setting: Setting, *, rounds: int, gap: float, mu: float, printed: bool = False
+) -> Bound:
+    """Theorem 3: E F(W^T) − F(w*) ≤ the bound's total under the PŁ condition, gap = F(W⁰) − F(w*).
+
+    (1 − ημ)^T gap, plus the parts of Theorem 2 but the first, divided by 2μ.
+
+    >>> s = Setting(d=10, local_steps=5, lr=1e-3, density=0.5, rho=1.0, grad_bound=1.0, eps=1.0)
+    >>> round(pl_bound(s, rounds=5000, gap=1.0, mu=1.0).initial, 4)
+    0.0067
+    """
+    check(rounds=rounds, gap=gap, mu=mu)
+    if setting.lr * mu >= 1:
+        raise ValueError(f"lr · mu must be below 1 for (1 − ημ)^T to fade, got {setting.lr * mu}")
+    rest = nonconvex_bound(setting, rounds=rounds, gap=gap, printed=printed)
+    initial = gap * math.exp(rounds * math.log1p(-setting.lr * mu))
+    smoothness, sparsification, adam, noise, trivial = (
+        part / (2 * mu) for part in astuple(rest)[1:-1]
+    )
+    return Bound(initial, smoothness, sparsification, adam, noise, trivial, printed)
+
+
+def nonconvex_rate(
+    setting: Setting, *, rounds: int, gap: float, scale: float = 1.0, printed: bool = False
+) -> tuple[float, Bound]:
+    """Proposition 2: η = scale/(L²√T), and Theorem 2 at that η.
+
+    Only ``initial`` and ``smoothness`` fall like 1/√T; the printed proposition omits the floor.
+
+    >>> s = Setting(d=10, local_steps=5, lr=1.0, density=1.0, rho=1.0, grad_bound=1.0)
+    >>> lr, bound = nonconvex_rate(s, rounds=10_000, gap=1.0)
+    >>> lr, round(bound.initial, 9)  # 2 gap L²/√T
+    (0.0004, 0.5)
+    """
+    check(rounds=rounds)
+    lr = scale / (setting.local_steps**2 * math.sqrt(rounds))
+    return lr, nonconvex_bound(replace(setting, lr=lr), rounds=rounds, gap=gap, printed=printed)
+
+
+def pl_rate(
+    setting: Setting,
+    *,
+    rounds: int,
+    gap: float,
+    mu: float,
+    scale: float | None = None,
+    printed: bool = False,
+) -> tuple[float, Bound]:
+    """Proposition 3: η = scale · ln T/(L²T), and Theorem 3 at that η.
+
+    Then (1 − ημ)^T is about T^(−μ·scale/L²), which is 1/T only from scale = L²/μ on: the default.
+
+    >>> s = Setting(d=10, local_steps=5, lr=1.0, density=1.0, rho=1.0, grad_bound=1.0)
+    >>> round(10_000 * pl_rate(s, rounds=10_000, gap=1.0, mu=0.5)[1].initial, 1)
+    1.0
+    """
+    check(rounds=rounds, mu=mu)
+    if rounds < 2:
+        raise ValueError(f"rounds must be at least 2, as ln 1 = 0, got {rounds}")
+    L2 = setting.local_steps**2
+    lr = (L2 / mu if scale is None else scale) * math.log(rounds) / (L2 * rounds)
+    at_lr = replace(setting, lr=lr)
+    return lr, pl_bound(at_lr, rounds=rounds, gap=gap, mu=mu, printed=printed)
+
+
+def local_steps_threshold(
+    *, d: int, density: float, eps: float, rho: float, grad_bound: float, gap: float, rounds: int
+) -> float:
+    """The L below which, as printed, more local steps help: ((1 − α)ρG²d/(ε gap √T))^¼.
+
+    It compares two terms of the printed Proposition 2. Its (1 − α)ρ should read (2 − α)ρ there, and
+    in the corrected bound the term does not depend on L: that bound has no such threshold.
+
+    >>> round(local_steps_threshold(d=21_840, density=0.05, eps=1e-6, rho=10.0, grad_bound=1.0,
+    ...                             gap=2.3, rounds=100), 1)
+    308.2
+    """
+    check(d=d, density=density, eps=eps, rho=rho, grad_bound=grad_bound, gap=gap, rounds=rounds)
+    inside = (1 - density) * rho * grad_bound * grad_bound * d / (eps * gap * math.sqrt(rounds))
+    if not math.isfinite(inside):
+        raise ValueError("these constants give a threshold beyond 10^77, which says nothing")
+    return float(inside**0.25)

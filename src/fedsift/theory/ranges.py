@@ -1,0 +1,49 @@
+"""Which constants the theorems take: anything else is refused in one line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+Rule = tuple[str, Callable[[float], bool]]
+
+_AT_LEAST_0: Rule = ("a number of at least 0", lambda x: x >= 0)
+_POSITIVE: Rule = ("a positive number", lambda x: x > 0)
+_COUNT: Rule = ("a whole number of at least 1", lambda x: x >= 1 and x == int(x))
+
+RULES: dict[str, Rule] = {
+    "l": ("a whole number of at least 0", lambda x: x >= 0 and x == int(x)),
+    "d": _COUNT,
+    "rounds": _COUNT,
+    "local_steps": _COUNT,
+    "batch": _COUNT,
+    "beta1": ("in [0, 1)", lambda x: 0 <= x < 1),
+    "beta2": ("in (0, 1), as φ = β₁/√β₂", lambda x: 0 < x < 1),
+    "density": ("in (0, 1]", lambda x: 0 < x <= 1),
+    "eps": _POSITIVE,
+    "lr": _AT_LEAST_0,
+    "rho": _AT_LEAST_0,
+    "grad_bound": _AT_LEAST_0,
+    "sigma_l": _AT_LEAST_0,
+    "sigma_g": _AT_LEAST_0,
+    "mu": _POSITIVE,
+    "gap": _POSITIVE,
+    "w_error": _AT_LEAST_0,
+    "m_error": _AT_LEAST_0,
+    "v_error": _AT_LEAST_0,
+}
+
+
+def check(**values: float) -> None:
+    """Raise ValueError, saying what would be right, unless every value is in its range.
+
+    >>> check(beta2=1.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: beta2 must be in (0, 1), as φ = β₁/√β₂, got 1.0
+    """
+    for name, value in values.items():
+        meaning, holds = RULES[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or not holds(value):
+            raise ValueError(f"{name} must be {meaning}, got {value!r}")

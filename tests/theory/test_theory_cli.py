@@ -1,0 +1,79 @@
+import json
+import math
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedsift.theory import calibration, cli
+from fedsift.theory.deviation import deviation_coefficients
+
+app = typer.Typer()
+app.command()(cli.bounds)
+app.command()(cli.advise)
+
+
+def run(*words):
+    return CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+
+
+def test_bounds_prints_every_theorem():
+    done = run("bounds")
+    assert done.exit_code == 0, done.output
+    for word in ("Theorem 1", "Proposition 1", "Theorem 2", "Theorem 3", "printed", "vacuous"):
+        assert word in done.output
+
+
+def test_bounds_as_json_are_the_functions_values():
+    done = run("bounds", "--json", "--local-steps", "7", "--d", "100", "--rho", "2")
+    found = json.loads(done.output)
+    wanted = deviation_coefficients(
+        l=7, d=100, beta1=0.9, beta2=0.999, eps=1e-6, lr=1e-3, rho=2.0, grad_bound=9.8,
+        sigma_l=14.0, sigma_g=1.9, batch=64,
+    )  # fmt: skip
+    assert found["theorem_1"]["log_gamma"] == wanted.log_gamma
+    assert found["theorem_2"]["vacuous"] is True
+    assert found["theorem_1"]["vacuous"] is True
+
+
+def test_the_logarithm_of_zero_is_null():
+    found = json.loads(run("bounds", "--json", "--beta1", "0").output)
+    assert found["theorem_1"]["log_lambda"] is None
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--beta2", "1"), ("--eps", "0"), ("--local-steps", "0"), ("--lr", "0"), ("--gap", "-1"),
+        ("--grad-bound", "nan"), ("--mu", "0"), ("--density", "2"), ("--grad-bound", "1e80"),
+    ],
+)  # fmt: skip
+def test_bad_constants_are_one_line(flag, value):
+    done = run("bounds", flag, value)
+    assert done.exit_code == 1
+    assert "Traceback" not in done.output
+    if value != "1e80":
+        assert flag.removeprefix("--") in done.output
+
+
+def test_advise_prints_advice_and_json(monkeypatch):
+    monkeypatch.setattr(calibration, "MAX_ROUNDS", 2)
+    words = ("advise", "--clients", "2", "--batch-size", "4", "--calibration-rounds", "1")
+    done = run(*words, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert set(found["choice"]) == {"local_steps", "lr", "density"}
+    assert found["command"].startswith("fedsift run --dataset digits --model auto --clients 2 ")
+    assert found["predicted"] is None or math.isfinite(found["predicted"])
+    shown = run(*words)
+    assert "learning rate" in shown.stdout
+    assert "next: fedsift run" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [("--dataset", "nothing"), ("--budget-mbit", "0"), ("--target", "2"), ("--model", "x")]
+)
+def test_bad_advice_options_are_one_line(words):
+    done = run("advise", *words)
+    assert done.exit_code == 1
+    assert "Traceback" not in done.output
