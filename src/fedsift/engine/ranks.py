@@ -114,13 +114,13 @@ class Ranks:
 
     def _in_order(self, requests: Sequence[Message]) -> Iterator[Message]:
         """Replies in the requests' order; each process gets a new request when it is free."""
-        todo = deque(enumerate(requests))
+        queue = deque(enumerate(requests))
         busy: dict[Connection, int] = {}
         done: dict[int, Message] = {}
 
         def give(pipe: Connection) -> None:
-            if todo:
-                busy[pipe], request = todo.popleft()
+            if queue:
+                busy[pipe], request = queue.popleft()
                 request.send(pipe)
 
         def take() -> None:
@@ -137,7 +137,7 @@ class Ranks:
                     take()
                 yield _checked(done.pop(number))
         finally:
-            todo.clear()
+            queue.clear()
             while busy:
                 take()
 

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import fedsift
 from fedsift.data import deal, load
+from fedsift.engine.local import one_thread
 from fedsift.federation import Federation, Snapshot
 from fedsift.models import build
 from fedsift.runs.config import RunConfig
@@ -31,9 +32,11 @@ def federation_of(config: RunConfig) -> Federation:
     dataset = load(config.dataset)
     x, y = dataset.train
     rows = deal(config.partition, y.numpy(), config.clients, config.seed, config.theta)
+    with one_thread():  # thousands of tiny copies, which threads would only wait for each other in
+        clients = [(x[part], y[part]) for part in map(torch.from_numpy, rows)]
     return prepare(
         build(config.model, dataset.shape, config.seed),
-        [(x[part], y[part]) for part in rows],
+        clients,
         dataset.test,
         config.make_algorithm(),
         batch_size=config.batch_size or None,
