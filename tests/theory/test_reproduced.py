@@ -79,9 +79,17 @@ def test_the_table_of_advice(task):
     choice = found["advice"]["choice"]
     settings = f"{choice['local_steps']}, {choice['lr']:g}, {choice['density']:g}"
     means = [mean_of(found[key]) for key in ("advised", "defaults")]
-    row = next(line for line in ADVICE.splitlines() if line.startswith(f"| {TASKS[task]} "))
+    row = next(line for line in ADVICE.splitlines() if line.startswith(f"| {TASKS[task]}"))
     for cell in (settings, *means):
         assert cell in row, (cell, row)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_advice_past_the_target(task):
+    found = json.loads((HERE / f"advise-beyond-{task}.json").read_text(encoding="utf-8"))
+    shares = [f"{100 * found[key]['best_accuracy']:.1f} %" for key in ("advised", "defaults")]
+    mibit = f"{found['defaults']['mibit']:.2f}"
+    assert f"| {TASKS[task]} | {mibit} | {' | '.join(shares)} |" in ADVICE
 
 
 def mean_of(runs):

@@ -265,7 +265,7 @@ def reasons(race: Race) -> list[str]:
 
 
 def _told(tried: Tried, name: str) -> str:
-    needed = "overtaken" if tried.finite is None else f"{tried.mibit:.2f} Mibit"
+    needed = "overtaken" if tried.finite is None else f"{tried.mibit:.3g} Mibit"
     return f"{getattr(tried.choice, name):g} ({needed})"
 
 
