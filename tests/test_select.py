@@ -120,4 +120,4 @@ def test_faster_than_torch_topk() -> None:
         ratio = best(lambda: torch.topk(x, k)) / best(lambda: top_k_mask(x, k))
     finally:
         torch.set_num_threads(threads)
-    assert ratio > 3, f"only {ratio:.1f} times faster"  # about 9 on a quiet machine
+    assert ratio > 2, f"only {ratio:.1f} times faster"  # 8 on a quiet machine; see benchmarks/
