@@ -140,10 +140,10 @@ class Linear(_Blocked):
 
     def restore(self, codes: Codes, dtype: torch.dtype) -> Tensor:
         """Turn codes back into values."""
-        step = self._spread(
-            scales_of(codes).to(at_least_float32(dtype)) / self._top, codes.codes.shape[-1]
-        )
-        return (codes.codes * step).to(dtype)
+        scales = scales_of(codes).to(at_least_float32(dtype))
+        # By a tensor: a GPU multiplies by the inverse of a plain number, which is not the same.
+        steps = scales / torch.full_like(scales, self._top)
+        return (codes.codes * self._spread(steps, codes.codes.shape[-1])).to(dtype)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Bound the error of each coordinate."""

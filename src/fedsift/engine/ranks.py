@@ -73,10 +73,12 @@ class Ranks:
     def train(self, job: Job) -> Iterator[ClientResult]:
         """Every cohort member's result, in the cohort's order."""
         waiting = deque(job.cohort)
+        if torch.cuda.is_available() and not self.pipes and len(waiting) > 1:
+            self.start()  # now or never: beside a GPU, a process that trained cannot be forked
         while waiting and not self.pipes:
             began = time.perf_counter()
             yield from self.here.train(replace(job, cohort=(waiting.popleft(),)))
-            if (time.perf_counter() - began) * len(waiting) > WORTHWHILE and self.processes > 1:
+            if (time.perf_counter() - began) * len(waiting) > WORTHWHILE:
                 self.start()
         if not waiting:
             return
@@ -98,7 +100,12 @@ class Ranks:
         return total_score(self.task, [(words["right"], words["loss"]) for words in replies])
 
     def start(self) -> None:
-        """Fork the processes; they end with this one, or when the engine is thrown away."""
+        """Fork the processes; they end with this one, or when the engine is thrown away.
+
+        If they cannot train, or there is but one core, all work stays here.
+        """
+        if self.processes < 2:
+            return
         context = get_context("fork")
         for _ in range(self.processes):
             ours, theirs = context.Pipe()
@@ -107,6 +114,10 @@ class Ranks:
             theirs.close()
             self.pipes.append(ours)
         weakref.finalize(self, close_all, self.pipes)
+        if not all(_receive(pipe).words["ready"] for pipe in self.pipes):
+            close_all(self.pipes)
+            self.pipes.clear()
+            self.processes = 1
 
     def _tell_all(self, message: Message) -> None:
         for pipe in self.pipes:
@@ -166,12 +177,23 @@ def serve(pipe: Connection, others: list[Connection], task: Task, algorithm: Alg
     torch.set_num_threads(1)
     worker = Worker(task, algorithm)
     try:
+        Message({"ready": can_train()}).send(pipe)
         while True:
             reply = worker.answer(Message.receive(pipe))
             if reply is not None:
                 reply.send(pipe)
     except (EOFError, ConnectionError):
         os._exit(0)  # at once, without what the forked process would have done at its end
+
+
+def can_train() -> bool:
+    """Whether autograd works here: not in a fork of a process that has used it beside a GPU."""
+    x = torch.ones(1, requires_grad=True)
+    try:
+        torch.autograd.grad(x.sum(), x)
+    except RuntimeError:
+        return False
+    return True
 
 
 class Worker:
