@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.fx
 
 from fedsift.models import MODELS, build, default_model
 from fedsift.runs import RunConfig, federation_of
@@ -11,6 +12,7 @@ PARAMETERS = {
     "cnn": 21_840,
     "small-cnn": (9 + 1) * 16 + (9 * 16 + 1) * 48 + (192 + 1) * 100 + (100 + 1) * 10,
     "vgg11": 9_750_922,
+    "resnet18": 11_173_962,  # as with batch norm: a scale and a shift a channel
 }
 
 
@@ -36,6 +38,13 @@ def test_the_same_seed_gives_the_same_weights_whatever_was_drawn_before(name):
     torch.randn(7)
     assert torch.equal(weights(name, seed=5), first)
     assert not torch.equal(weights(name, seed=6), first)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_can_be_traced_symbolically(name):
+    model = build(name, MODELS[name].shape, seed=0)
+    x = torch.randn(2, *MODELS[name].shape)
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))
 
 
 def test_building_a_model_leaves_torchs_global_random_state_untouched():

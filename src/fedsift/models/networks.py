@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from fedsift.models.resnet import resnet18
 from fedsift.seeding import torch_seed
 
 
@@ -76,6 +77,7 @@ MODELS: dict[str, Entry] = {
     "cnn": Entry(cnn, (1, 28, 28)),
     "small-cnn": Entry(small_cnn, (1, 8, 8)),
     "vgg11": Entry(vgg11, (3, 32, 32)),
+    "resnet18": Entry(resnet18, (3, 32, 32)),
 }
 """Every model by its command-line name."""
 
