@@ -78,13 +78,17 @@ def user_input() -> Iterator[None]:
         raise click.ClickException(str(problem)) from None
 
 
+MODEL_HELP = (
+    f"Model: {', '.join(MODELS)}; auto picks one that fits the data; your own as "
+    "package.module:factory."
+)
 Option = tuple[str, type, str]
 COMMON = "The federation"
 METHOD = "The algorithm's own settings (where it has them)"
 OPTIONS: dict[str, list[Option]] = {
     COMMON: [
         ("dataset", str, f"Data set: {', '.join(DATASETS)}."),
-        ("model", str, f"Model: {', '.join(MODELS)}; auto picks one that fits the data."),
+        ("model", str, MODEL_HELP),
         ("clients", int, "Number of clients."),
         ("rounds", int, "Communication rounds."),
         ("batch-size", int, "Samples a local step; 0 takes the whole local set."),

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from fedsift.models.factory import made_by
 from fedsift.models.resnet import resnet18
+from fedsift.models.transformer import vit_tiny
 from fedsift.seeding import torch_seed
 
 
@@ -78,6 +80,7 @@ MODELS: dict[str, Entry] = {
     "small-cnn": Entry(small_cnn, (1, 8, 8)),
     "vgg11": Entry(vgg11, (3, 32, 32)),
     "resnet18": Entry(resnet18, (3, 32, 32)),
+    "vit-tiny": Entry(vit_tiny, (3, 32, 32)),
 }
 """Every model by its command-line name."""
 
@@ -85,11 +88,22 @@ MODELS: dict[str, Entry] = {
 def build(name: str, shape: tuple[int, ...], seed: int) -> nn.Module:
     """The model of that name for samples of that shape, its weights drawn from the seed.
 
+    The name is one of ``MODELS``, or ``package.module:factory`` for one of your own.
+
     >>> len(list(build("cnn", (1, 28, 28), seed=0).parameters()))
     8
     """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, "model"))
+        return made_by(name, shape) if ":" in name else _entry(name, shape).make()
+
+
+def _entry(name: str, shape: tuple[int, ...]) -> Entry:
     if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}; choose one of: {', '.join(MODELS)}")
+        raise ValueError(
+            f"unknown model {name!r}; choose one of: {', '.join(MODELS)}, "
+            "or give your own as package.module:factory"
+        )
     entry = MODELS[name]
     if entry.shape != shape:
         fitting = [other for other, e in MODELS.items() if e.shape == shape]
@@ -97,9 +111,7 @@ def build(name: str, shape: tuple[int, ...], seed: int) -> nn.Module:
             f"model {name!r} takes samples of shape {_times(entry.shape)}, this dataset's are "
             f"{_times(shape)}; choose one of: {', '.join(fitting)}"
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(seed, "model"))
-        return entry.make()
+    return entry
 
 
 def default_model(shape: tuple[int, ...]) -> str:
