@@ -1,4 +1,9 @@
-"""GPU kernels in Triton; imported only where there is a GPU."""
+"""GPU kernels in Triton; imported only where there is a GPU.
+
+Images lie as ``(client, sample, height, width, channel)``, weights as ``(client, output, tap,
+input)``, where a tap is a place of the convolution's window. The second index of a grid is the
+client, so that blocks which run side by side share a client's weights in the cache.
+"""
 
 import triton
 import triton.language as tl
@@ -6,11 +11,13 @@ import triton.language as tl
 
 @triton.jit
 def adam_kernel(
-    w, m, v, gradient, numbers, lr, beta1, rest1, beta2, rest2, eps, BLOCK: tl.constexpr
-):
+    w, m, v, gradient, short, numbers, lr, beta1, rest1, beta2, rest2, eps,
+    SHORT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Equations (4), (5) and (3) of the paper for one block of coordinates, in place.
 
     ``rest1`` and ``rest2`` are 1 - beta1 and 1 - beta2, of which float32 would lose five digits.
+    ``short`` receives the weights in the shorter format that the layers compute in.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < numbers
@@ -20,4 +27,279 @@ def adam_kernel(
     tl.store(m + at, first, mask=inside)
     tl.store(v + at, second, mask=inside)
     step = lr * tl.div_rn(first, tl.sqrt_rn(second + eps))
-    tl.store(w + at, tl.load(w + at, mask=inside) - step, mask=inside)
+    new = tl.load(w + at, mask=inside) - step
+    tl.store(w + at, new, mask=inside)
+    if SHORT:
+        tl.store(short + at, new.to(short.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def windows_kernel(
+    x, w, bias, y, rows, height, width, in_height, in_width, channels, outputs,
+    step, sign, shift, x_client, w_client, w_output, w_tap, w_channel, bias_client, y_client,
+    TAPS: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, DIVISOR: tl.constexpr,
+    BIAS: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Each pixel of y is the product of a window of x with the weights.
+
+    The window of pixel p has its tap t at (p * step + sign * t + shift) / DIVISOR, where that is
+    whole and inside x; this covers a convolution and, with weights transposed, its gradient by x.
+    CHANNELS = 0 says that DEPTH divides the channels; else it is their number.
+    """
+    client = tl.program_id(1).to(tl.int64)
+    across = tl.cdiv(outputs, OUTPUTS)
+    row = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
+    output = (tl.program_id(0) % across) * OUTPUTS + tl.arange(0, OUTPUTS)
+    pixel = row % (height * width)
+    top = (pixel // width) * step + shift
+    left = (pixel % width) * step + shift
+    x += client * x_client
+    w += client * w_client
+    sample = (row // (height * width)) * (in_height * in_width)
+    inside = row < rows
+    wanted = output < outputs
+    total = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    if CHANNELS == 0:
+        blocks = channels // DEPTH
+        for number in range(TAPS * blocks):
+            tap = number // blocks
+            channel = (number % blocks) * DEPTH + tl.arange(0, DEPTH)
+            down = top + sign * (tap // SIDE)
+            right = left + sign * (tap % SIDE)
+            found = inside
+            if DIVISOR > 1:
+                found = found & (down % DIVISOR == 0) & (right % DIVISOR == 0)
+                down = down // DIVISOR
+                right = right // DIVISOR
+            found = found & (down >= 0) & (down < in_height) & (right >= 0) & (right < in_width)
+            place = (sample + down * in_width + right) * channels
+            a = tl.load(x + place[:, None] + channel[None, :], mask=found[:, None], other=0.0)
+            at = output[None, :] * w_output + tap * w_tap + channel[:, None] * w_channel
+            b = tl.load(w + at, mask=wanted[None, :], other=0.0)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+    else:
+        for start in range(0, TAPS * CHANNELS, DEPTH):
+            deep = start + tl.arange(0, DEPTH)
+            tap = deep // CHANNELS
+            channel = deep % CHANNELS
+            down = top[:, None] + sign * (tap // SIDE)[None, :]
+            right = left[:, None] + sign * (tap % SIDE)[None, :]
+            found = inside[:, None] & (deep < TAPS * CHANNELS)[None, :]
+            if DIVISOR > 1:
+                found = found & (down % DIVISOR == 0) & (right % DIVISOR == 0)
+                down = down // DIVISOR
+                right = right // DIVISOR
+            found = found & (down >= 0) & (down < in_height) & (right >= 0) & (right < in_width)
+            place = (sample[:, None] + down * in_width + right) * CHANNELS + channel[None, :]
+            a = tl.load(x + place, mask=found, other=0.0)
+            at = output[None, :] * w_output + (tap * w_tap + channel * w_channel)[:, None]
+            known = wanted[None, :] & (deep < TAPS * CHANNELS)[:, None]
+            b = tl.load(w + at, mask=known, other=0.0)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+    if BIAS:
+        total += tl.load(bias + client * bias_client + output, mask=wanted, other=0.0)[None, :]
+    if RELU:
+        total = tl.maximum(total, 0.0)
+    place = client * y_client + row[:, None] * outputs + output[None, :]
+    tl.store(y + place, total.to(y.dtype.element_ty), mask=inside[:, None] & wanted[None, :])
+
+
+@triton.jit
+def weights_kernel(
+    x, gradient, result, rows, height, width, in_height, in_width, channels, outputs,
+    step, shift, portion, x_client, gradient_client, result_client, result_portion,
+    TAPS: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, PRECISION: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """The gradient by the weights, summed over one portion of the pixels.
+
+    CHANNELS = 0 says that INPUTS divides the channels; else it is their number.
+    """
+    client = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(2) * portion
+    last = tl.minimum(first + portion, rows)
+    across = tl.cdiv(TAPS * channels, INPUTS)
+    output = (tl.program_id(0) // across) * OUTPUTS + tl.arange(0, OUTPUTS)
+    entry = (tl.program_id(0) % across) * INPUTS + tl.arange(0, INPUTS)
+    if CHANNELS == 0:
+        tap = ((tl.program_id(0) % across) * INPUTS) // channels
+        channel = entry - tap * channels
+    else:
+        tap = entry // CHANNELS
+        channel = entry % CHANNELS
+    x += client * x_client
+    gradient += client * gradient_client
+    wanted = output < outputs
+    known = entry < TAPS * channels
+    total = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+    for start in range(first, last, DEPTH):
+        row = start + tl.arange(0, DEPTH)
+        inside = row < last
+        pixel = row % (height * width)
+        sample = (row // (height * width)) * (in_height * in_width)
+        top = (pixel // width) * step + shift
+        left = (pixel % width) * step + shift
+        g = tl.load(
+            gradient + row[:, None] * outputs + output[None, :],
+            mask=inside[:, None] & wanted[None, :], other=0.0,
+        )  # fmt: skip
+        if CHANNELS == 0:
+            down = top + tap // SIDE
+            right = left + tap % SIDE
+            found = inside & (down >= 0) & (down < in_height) & (right >= 0) & (right < in_width)
+            place = (sample + down * in_width + right) * channels
+            b = tl.load(x + place[:, None] + channel[None, :], mask=found[:, None], other=0.0)
+        else:
+            down = top[:, None] + (tap // SIDE)[None, :]
+            right = left[:, None] + (tap % SIDE)[None, :]
+            found = inside[:, None] & known[None, :]
+            found = found & (down >= 0) & (down < in_height) & (right >= 0) & (right < in_width)
+            place = (sample[:, None] + down * in_width + right) * CHANNELS + channel[None, :]
+            b = tl.load(x + place, mask=found, other=0.0)
+        total = tl.dot(tl.trans(g), b, total, input_precision=PRECISION)
+    place = output[:, None] * (TAPS * channels) + entry[None, :]
+    place += client * result_client + tl.program_id(2).to(tl.int64) * result_portion
+    tl.store(result + place, total, mask=wanted[:, None] & known[None, :])
+
+
+@triton.jit
+def pool_kernel(
+    x, y, where, numbers, width, channels, in_width, in_area, area,
+    SIDE: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The largest of each window, the first of equals; with RELU, nothing below zero."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < numbers
+    pixel = at // channels
+    place = ((pixel // area) * in_area + (pixel % area // width) * SIDE * in_width) * channels
+    place += (pixel % width) * SIDE * channels + at % channels
+    best = tl.load(x + place, mask=inside, other=0.0)
+    tap = tl.zeros((BLOCK,), tl.int8)
+    for number in tl.static_range(1, SIDE * SIDE):
+        step = (number // SIDE) * in_width + number % SIDE
+        other = tl.load(x + place + step * channels, mask=inside, other=0.0)
+        larger = other > best
+        best = tl.where(larger, other, best)
+        tap = tl.where(larger, number, tap).to(tl.int8)
+    if RELU:
+        tap = tl.where(best > 0, tap, -1).to(tl.int8)
+        best = tl.maximum(best, 0.0)
+    tl.store(y + at, best, mask=inside)
+    tl.store(where + at, tap, mask=inside)
+
+
+@triton.jit
+def unpool_kernel(
+    gradient, where, result, numbers, width, channels, in_width, in_area, area,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A window's gradient goes to the pixel that was the largest."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < numbers
+    pixel = at // channels
+    place = ((pixel // area) * in_area + (pixel % area // width) * SIDE * in_width) * channels
+    place += (pixel % width) * SIDE * channels + at % channels
+    g = tl.load(gradient + at, mask=inside, other=0.0)
+    tap = tl.load(where + at, mask=inside, other=-1)
+    for number in tl.static_range(SIDE * SIDE):
+        step = (number // SIDE) * in_width + number % SIDE
+        tl.store(result + place + step * channels, tl.where(tap == number, g, 0.0), mask=inside)
+
+
+@triton.jit
+def norm_kernel(
+    x, scale, bias, y, mean, spread, pixels, batch, client_stride, eps,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Group normalisation of one sample."""
+    sample = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, CHANNELS)
+    x += sample * pixels * CHANNELS
+    y += sample * pixels * CHANNELS
+    first = tl.zeros((CHANNELS,), tl.float32)
+    second = tl.zeros((CHANNELS,), tl.float32)
+    for start in range(0, pixels, ROWS):
+        row = start + tl.arange(0, ROWS)
+        at = row[:, None] * CHANNELS + channel[None, :]
+        value = tl.load(x + at, mask=(row < pixels)[:, None], other=0.0).to(tl.float32)
+        first += tl.sum(value, 0)
+        second += tl.sum(value * value, 0)
+    size = pixels * (CHANNELS // GROUPS)
+    center = tl.sum(tl.reshape(first, (GROUPS, CHANNELS // GROUPS)), 1) / size
+    square = tl.sum(tl.reshape(second, (GROUPS, CHANNELS // GROUPS)), 1) / size
+    root = 1.0 / tl.sqrt_rn(tl.maximum(square - center * center, 0.0) + eps)
+    group = tl.arange(0, GROUPS)
+    tl.store(mean + sample * GROUPS + group, center)
+    tl.store(spread + sample * GROUPS + group, root)
+    center = by_channel(center, CHANNELS, GROUPS)
+    root = by_channel(root, CHANNELS, GROUPS)
+    client = sample // batch * client_stride
+    factor = root * tl.load(scale + client + channel)
+    offset = tl.load(bias + client + channel) - center * factor
+    for start in range(0, pixels, ROWS):
+        row = start + tl.arange(0, ROWS)
+        at = row[:, None] * CHANNELS + channel[None, :]
+        value = tl.load(x + at, mask=(row < pixels)[:, None], other=0.0).to(tl.float32)
+        value = value * factor[None, :] + offset[None, :]
+        if RELU:
+            value = tl.maximum(value, 0.0)
+        tl.store(y + at, value.to(y.dtype.element_ty), mask=(row < pixels)[:, None])
+
+
+@triton.jit
+def by_channel(x, CHANNELS: tl.constexpr, GROUPS: tl.constexpr):
+    """A number for each group, repeated for each of its channels."""
+    wide = tl.broadcast_to(x[:, None], (GROUPS, CHANNELS // GROUPS))
+    return tl.reshape(wide, (CHANNELS,))
+
+
+@triton.jit
+def norm_gradient_kernel(
+    x, y, gradient, scale, mean, spread, result, by_scale, by_bias, pixels, batch, client_stride,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """One sample's gradient by its pixels, and its share of those by scale and bias."""
+    sample = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, CHANNELS)
+    group = tl.arange(0, GROUPS)
+    x += sample * pixels * CHANNELS
+    y += sample * pixels * CHANNELS
+    gradient += sample * pixels * CHANNELS
+    result += sample * pixels * CHANNELS
+    center = by_channel(tl.load(mean + sample * GROUPS + group), CHANNELS, GROUPS)
+    root = by_channel(tl.load(spread + sample * GROUPS + group), CHANNELS, GROUPS)
+    weight = tl.load(scale + sample // batch * client_stride + channel)
+    plain = tl.zeros((CHANNELS,), tl.float32)
+    along = tl.zeros((CHANNELS,), tl.float32)
+    for start in range(0, pixels, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < pixels)[:, None]
+        at = row[:, None] * CHANNELS + channel[None, :]
+        g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            g = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, g, 0.0)
+        unit = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - center[None, :]) * root[
+            None, :
+        ]
+        plain += tl.sum(g, 0)
+        along += tl.sum(g * unit, 0)
+    tl.store(by_bias + sample * CHANNELS + channel, plain)
+    tl.store(by_scale + sample * CHANNELS + channel, along)
+    size = pixels * (CHANNELS // GROUPS)
+    level = tl.sum(tl.reshape(plain * weight, (GROUPS, CHANNELS // GROUPS)), 1) / size
+    tilt = tl.sum(tl.reshape(along * weight, (GROUPS, CHANNELS // GROUPS)), 1) / size
+    level = by_channel(level, CHANNELS, GROUPS)
+    tilt = by_channel(tilt, CHANNELS, GROUPS)
+    for start in range(0, pixels, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < pixels)[:, None]
+        at = row[:, None] * CHANNELS + channel[None, :]
+        g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            g = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, g, 0.0)
+        unit = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - center[None, :]) * root[
+            None, :
+        ]
+        value = (g * weight[None, :] - level[None, :] - unit * tilt[None, :]) * root[None, :]
+        tl.store(result + at, value.to(result.dtype.element_ty), mask=inside)

@@ -1,9 +1,8 @@
 """The GPU engine: a cohort's clients stacked in one tensor and stepped together.
 
-Data stays on the device. One local step of a whole stack is captured as a CUDA graph, in which
-each client's forward and backward pass runs on a stream of its own; the optimiser's step is then
-one operation for all. Within a round nothing is copied to the host until its end. On a CPU the same
-code runs without graph and streams, which is how it is tested where there is no GPU.
+Data stays on the device, and one local step of a whole stack is a CUDA graph. Within a round
+nothing is copied to the host until its end. On a CPU the same code runs without a graph, which is
+how it is tested where there is no GPU.
 """
 
 from __future__ import annotations
@@ -11,37 +10,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, Step
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
-from fedsift.engine.fused import fused
-from fedsift.engine.local import chunks_of, parameters_of, score_chunk, total_score
+from fedsift.engine.local import chunks_of, score_chunk, total_score
+from fedsift.engine.steps import StackedStep, Work
 from fedsift.engine.task import ClientResult, Diverged, Job, Task
 from fedsift.seeding import torch_seed
 from fedsift.vector import Moments
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-STREAMS = 20
-"""Clients whose passes run side by side; more brings no more speed on one GPU."""
-MOST_CLIENTS = 100
-"""Clients in one graph: beyond, its capture takes longer than it saves."""
-
-
-@dataclass(frozen=True)
-class Key:
-    """What a captured step depends on."""
-
-    step: Step
-    clients: int
-    batch: int
+MOST_CLIENTS = 1000
+"""Clients in one stack; a larger one would be no faster."""
 
 
 class Stacked:
@@ -50,10 +36,11 @@ class Stacked:
     def __init__(self, task: Task, algorithm: Algorithm, precision: str = "fp32") -> None:
         self.task, self.algorithm, self.precision = task, algorithm, precision
         self.data = torch.cat([x for x, _ in task.clients])
-        self.labels = torch.cat([y for _, y in task.clients])
+        labels = torch.cat([y for _, y in task.clients])
+        self.work = Work(task, self.data, labels, precision)
         sizes = [len(x) for x, _ in task.clients]
         self.offsets = np.cumsum([0, *sizes[:-1]])
-        self.captured: dict[Key, StackedStep] = {}
+        self.captured: dict[tuple[Step, int, int], StackedStep] = {}
 
     def train(self, job: Job) -> Iterator[ClientResult]:
         """Every cohort member's result, in the cohort's order."""
@@ -109,8 +96,7 @@ class Stacked:
             step.begin(start)
             for each in rows:
                 step.take(each)
-        # The step's tensors are used again by the next stack.
-        return Moments(*(x.clone() for x in step.x)), step.loss / steps
+            return step.end(), step.loss / steps
 
     def _rows(self, round: int, clients: tuple[int, ...], steps: int, batch: int) -> Tensor:
         """Rows of the joined data set ``(steps, clients, batch)``: those the reference draws."""
@@ -124,9 +110,9 @@ class Stacked:
         return rows.to(self.data.device, non_blocking=True)
 
     def _step_of(self, phase: Phase, clients: int, batch: int) -> StackedStep:
-        key = Key(phase.step, clients, batch)
+        key = phase.step, clients, batch
         if key not in self.captured:
-            self.captured[key] = StackedStep(self, key)
+            self.captured[key] = StackedStep(self.work, *key)
         return self.captured[key]
 
     def _most_clients(self, batch: int) -> int:
@@ -160,82 +146,6 @@ class Stacked:
         with self._arithmetic():
             scores = [score_chunk(self.task, w, chunk) for chunk in chunks_of(self.task)]
         return total_score(self.task, scores)
-
-
-class StackedStep:
-    """One local step of a stack of clients; on a GPU, a graph that is replayed."""
-
-    def __init__(self, engine: Stacked, key: Key) -> None:
-        layout, device = engine.task.layout, engine.data.device
-        like = torch.zeros(key.clients, layout.d, dtype=layout.dtype, device=device)
-        self.engine, self.step = engine, fused(key.step, like)
-        self.x = Moments(like, torch.zeros_like(like), torch.zeros_like(like))
-        self.gradient = torch.zeros_like(like)
-        self.loss = like.new_zeros(key.clients)
-        self.rows = torch.zeros(key.clients, key.batch, dtype=torch.int64, device=like.device)
-        self.streams = [new_stream() for _ in range(STREAMS)] if like.is_cuda else []
-        self.graph = self._capture() if like.is_cuda else None
-
-    def begin(self, start: Moments) -> None:
-        """Set where the stack starts."""
-        for mine, x in zip(self.x, start, strict=True):
-            mine.copy_(x)
-        self.loss.zero_()
-
-    def take(self, rows: Tensor) -> None:
-        """One step on the given rows of the data."""
-        self.rows.copy_(rows)
-        if self.graph is None:
-            self._work()
-        else:
-            self.graph.replay()
-
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        side = new_stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):  # libraries set themselves up in their first calls
-                self._work()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._work()
-        return graph
-
-    def _work(self) -> None:
-        for place in range(len(self.rows)):
-            with self._own_stream(place):
-                self._client(place)
-        for stream in self.streams:
-            torch.cuda.current_stream().wait_stream(stream)
-        self.step(self.x, self.gradient)
-
-    def _own_stream(self, place: int) -> AbstractContextManager[object]:
-        if not self.streams:
-            return ExitStack()
-        stream = self.streams[place % len(self.streams)]
-        stream.wait_stream(torch.cuda.current_stream())
-        return torch.cuda.stream(stream)
-
-    def _client(self, place: int) -> None:
-        """One client's gradient and loss, written to its row."""
-        task = self.engine.task
-        data = self.engine.data.index_select(0, self.rows[place])
-        labels = self.engine.labels.index_select(0, self.rows[place])
-        named = parameters_of(task, self.x.w[place])
-        own = {name: p.detach().requires_grad_() for name, p in named.items()}
-        task.model.train()
-        loss = task.loss(functional_call(task.model, own, (data,)).to(self.x.w.dtype), labels)
-        gradients = torch.autograd.grad(
-            loss, tuple(own.values()), allow_unused=True, materialize_grads=True
-        )
-        torch.cat([g.reshape(-1) for g in gradients], out=self.gradient[place])
-        self.loss[place] += loss.detach()
-
-
-def new_stream() -> torch.cuda.Stream:
-    """A stream of the current device."""
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 def stack_state(state: Moments, clients: int) -> Moments:

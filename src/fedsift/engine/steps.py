@@ -1,0 +1,239 @@
+"""One local step of a stack of clients, as a CUDA graph where there is a GPU.
+
+There are two ways to the clients' gradients. A model of known layers runs all clients at once, a
+batched product a layer (:class:`ByLayers`). For any other, each client's forward and backward pass
+runs on a stream of its own (:class:`ByStreams`).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from fedsift.algorithms.method import Step
+from fedsift.engine.fused import fused
+from fedsift.engine.local import parameters_of
+from fedsift.engine.task import Loss, Task
+from fedsift.vector import Moments
+
+if TYPE_CHECKING:
+    from fedsift.engine.network import Network
+
+STREAMS = 20
+"""Clients whose passes run side by side; more brings no more speed on one GPU."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a stack's steps work on: the task, all clients' data end to end, and how to compute."""
+
+    task: Task
+    data: Tensor
+    labels: Tensor
+    precision: str
+
+    @cached_property
+    def network(self) -> Network | None:
+        """The model for all clients at once, if its layers are known and there is a GPU."""
+        if not self.data.is_cuda or self.task.layout.dtype != torch.float32:
+            return None
+        from fedsift.engine.network import Network, Unknown  # Triton is there only beside a GPU
+
+        products = {"fp32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}
+        try:
+            return Network(self.task.model, self.task.layout, products[self.precision])
+        except Unknown:
+            return None
+
+    @cached_property
+    def images(self) -> Tensor:
+        """The data with channels last, in the format of the activations."""
+        last = self.data.permute(0, 2, 3, 1) if self.data.dim() == 4 else self.data
+        return last.to(self.format).contiguous()
+
+    @property
+    def format(self) -> torch.dtype:
+        """The number format of activations and products."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+
+class StackedStep:
+    """A step of some method for so many clients and so large a batch; on a GPU, a graph."""
+
+    def __init__(self, work: Work, step: Step, clients: int, batch: int) -> None:
+        like = torch.zeros(clients, work.task.layout.d, dtype=work.task.layout.dtype)
+        self.x = Moments.start(like.to(work.data.device))
+        self.step = fused(step, self.x.w)
+        self.gradient = torch.zeros_like(self.x.w)
+        self.loss = self.x.w.new_zeros(clients)
+        self.rows = torch.zeros(clients, batch, dtype=torch.int64, device=self.x.w.device)
+        self.way, self.graph = self._prepare(work)
+
+    def begin(self, start: Moments) -> None:
+        """Set where the stack starts."""
+        for mine, x in zip(self.x, start, strict=True):
+            self.way.enter(x, mine)
+        if self.way.short is not self.x.w:
+            self.way.short.copy_(self.x.w)
+        self.loss.zero_()
+
+    def take(self, rows: Tensor) -> None:
+        """One step on the given rows of the data."""
+        self.rows.copy_(rows)
+        if self.graph is None:
+            self._work(self.way)
+        else:
+            self.graph.replay()
+
+    def end(self) -> Moments:
+        """Where the stack is now, copied: the step's own tensors are used by the next stack."""
+        return Moments(*(self.way.leave(x) for x in self.x))
+
+    def _work(self, way: Way) -> None:
+        way.gradients(self.rows)
+        self.step(self.x, self.gradient, way.short)
+
+    def _prepare(self, work: Work) -> tuple[Way, torch.cuda.CUDAGraph | None]:
+        """The faster way that the model allows, and its graph."""
+        slower = ByStreams(work, self.x.w, self.gradient, self.loss)
+        if not self.x.w.is_cuda:
+            return slower, None
+        if work.network is not None:
+            from fedsift.engine.network import Unknown
+
+            faster = ByLayers(work, work.network, self.x.w, self.gradient, self.loss)
+            try:
+                return faster, self._capture(faster)
+            except Unknown:
+                pass
+        return slower, self._capture(slower)
+
+    def _capture(self, way: Way) -> torch.cuda.CUDAGraph:
+        side = new_stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):  # libraries set themselves up in their first calls
+                self._work(way)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._work(way)
+        return graph
+
+
+class Way(Protocol):
+    """A way to all clients' gradients.
+
+    ``short`` holds the weights in the format of the products: it may be the weights themselves.
+    """
+
+    short: Tensor
+
+    def enter(self, stack: Tensor, into: Tensor) -> None:
+        """Copy a stack ``(clients, d)`` to the order in which this way keeps it."""
+
+    def leave(self, stack: Tensor) -> Tensor:
+        """A copy of a stack in the layout's own order."""
+
+    def gradients(self, rows: Tensor) -> None:
+        """Find the gradients on the given rows of the data, and add the losses up."""
+
+
+class ByLayers:
+    """All clients at once, layer by layer."""
+
+    def __init__(
+        self, work: Work, network: Network, w: Tensor, gradient: Tensor, loss: Tensor
+    ) -> None:
+        from fedsift.engine.layers import Weight
+        from fedsift.engine.network import Order
+
+        self.work, self.network, self.loss = work, network, loss
+        self.short = w if work.format == w.dtype else w.to(work.format)
+        order = Order(work.task.layout)
+        self.enter, self.leave = order.enter, order.leave
+        views = [order.shaped(x) for x in (w, self.short, gradient)]
+        self.weights = {name: Weight(*(view[name] for view in views)) for name in views[0]}
+
+    def gradients(self, rows: Tensor) -> None:
+        """Find the gradients on the given rows of the data, and add the losses up."""
+        flat, task = rows.view(-1), self.work.task
+        data = self.work.images.index_select(0, flat)
+        labels = self.work.labels.index_select(0, flat)
+        data, labels = (x.view(*rows.shape, *x.shape[1:]) for x in (data, labels))
+        output = self.network(data, self.weights).float()
+        losses = losses_of(task.loss, output, labels)
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        self.loss += losses.detach()
+
+
+def losses_of(loss: Loss, output: Tensor, labels: Tensor) -> Tensor:
+    """Each client's loss.
+
+    >>> output, labels = torch.randn(2, 3, 4), torch.tensor([[0, 1, 2], [3, 0, 1]])
+    >>> each = [cross_entropy(o, y) for o, y in zip(output, labels)]
+    >>> torch.allclose(losses_of(cross_entropy, output, labels), torch.stack(each))
+    True
+    """
+    if loss is cross_entropy and output.dim() == 3 and labels.dim() == 2:
+        every = cross_entropy(output.flatten(0, 1), labels.flatten(), reduction="none")
+        return every.view(labels.shape).mean(1)
+    result: Tensor = torch.vmap(loss)(output, labels)
+    return result
+
+
+class ByStreams:
+    """Each client's pass on a stream of its own, for any model."""
+
+    def __init__(self, work: Work, w: Tensor, gradient: Tensor, loss: Tensor) -> None:
+        self.work, self.short, self.gradient, self.loss = work, w, gradient, loss
+        self.streams = [new_stream() for _ in range(STREAMS)] if w.is_cuda else []
+
+    def enter(self, stack: Tensor, into: Tensor) -> None:
+        """Copy a stack ``(clients, d)``."""
+        into.copy_(stack)
+
+    def leave(self, stack: Tensor) -> Tensor:
+        """A copy of a stack."""
+        return stack.clone()
+
+    def gradients(self, rows: Tensor) -> None:
+        """Find the gradients on the given rows of the data, and add the losses up."""
+        for place in range(len(rows)):
+            with self._own_stream(place):
+                self._client(place, rows[place])
+        for stream in self.streams:
+            torch.cuda.current_stream().wait_stream(stream)
+
+    def _own_stream(self, place: int) -> AbstractContextManager[object]:
+        if not self.streams:
+            return ExitStack()
+        stream = self.streams[place % len(self.streams)]
+        stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(stream)
+
+    def _client(self, place: int, rows: Tensor) -> None:
+        """One client's gradient and loss, written to its row."""
+        task, w = self.work.task, self.short[place]
+        data = self.work.data.index_select(0, rows)
+        labels = self.work.labels.index_select(0, rows)
+        own = {n: p.detach().requires_grad_() for n, p in parameters_of(task, w).items()}
+        task.model.train()
+        loss = task.loss(functional_call(task.model, own, (data,)).to(w.dtype), labels)
+        gradients = torch.autograd.grad(
+            loss, tuple(own.values()), allow_unused=True, materialize_grads=True
+        )
+        torch.cat([g.reshape(-1) for g in gradients], out=self.gradient[place])
+        self.loss[place] += loss.detach()
+
+
+def new_stream() -> torch.cuda.Stream:
+    """A stream of the current device."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
