@@ -57,7 +57,11 @@ def adam_in_one_pass(
     from fedsift.engine.kernels import adam_kernel  # Triton is there only beside a GPU
 
     block, numbers = 1024, x.w.numel()
-    adam_kernel[(-(-numbers // block),)](
-        x.w, x.m, x.v, gradient, short, numbers,
-        lr, beta1, 1 - beta1, beta2, 1 - beta2, eps, SHORT=short is not x.w, BLOCK=block,
-    )  # fmt: skip
+    whole = numbers // block * block
+    for first, last in ((0, whole), (whole, numbers)):
+        if first < last:
+            adam_kernel[(-(-(last - first) // block),)](
+                x.w, x.m, x.v, gradient, short, first, last,
+                lr, beta1, 1 - beta1, beta2, 1 - beta2, eps,
+                SHORT=short is not x.w, EVEN=last == whole, BLOCK=block,
+            )  # fmt: skip

@@ -11,22 +11,23 @@ import triton.language as tl
 
 @triton.jit
 def adam_kernel(
-    w, m, v, gradient, short, numbers, lr, beta1, rest1, beta2, rest2, eps,
-    SHORT: tl.constexpr, BLOCK: tl.constexpr,
+    w, m, v, gradient, short, first, last, lr, beta1, rest1, beta2, rest2, eps,
+    SHORT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Equations (4), (5) and (3) of the paper for one block of coordinates, in place.
 
     ``rest1`` and ``rest2`` are 1 - beta1 and 1 - beta2, of which float32 would lose five digits.
-    ``short`` receives the weights in the shorter format that the layers compute in.
+    ``short`` receives the weights in the shorter format that the layers compute in. Only blocks
+    that are not EVEN look for the end: elsewhere that would keep loads from being wide.
     """
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < numbers
+    at = first + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < last if not EVEN else tl.full((BLOCK,), True, tl.int1)
     g = tl.load(gradient + at, mask=inside)
-    first = beta1 * tl.load(m + at, mask=inside) + rest1 * g
-    second = beta2 * tl.load(v + at, mask=inside) + rest2 * g * g
-    tl.store(m + at, first, mask=inside)
-    tl.store(v + at, second, mask=inside)
-    step = lr * tl.div_rn(first, tl.sqrt_rn(second + eps))
+    mean = beta1 * tl.load(m + at, mask=inside) + rest1 * g
+    square = beta2 * tl.load(v + at, mask=inside) + rest2 * g * g
+    tl.store(m + at, mean, mask=inside)
+    tl.store(v + at, square, mask=inside)
+    step = lr * tl.div_rn(mean, tl.sqrt_rn(square + eps))
     new = tl.load(w + at, mask=inside) - step
     tl.store(w + at, new, mask=inside)
     if SHORT:
@@ -39,13 +40,14 @@ def windows_kernel(
     step, sign, shift, x_client, w_client, w_output, w_tap, w_channel, bias_client, y_client,
     TAPS: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, DIVISOR: tl.constexpr,
     BIAS: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    PADDED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Each pixel of y is the product of a window of x with the weights.
 
     The window of pixel p has its tap t at (p * step + sign * t + shift) / DIVISOR, where that is
     whole and inside x; this covers a convolution and, with weights transposed, its gradient by x.
-    CHANNELS = 0 says that DEPTH divides the channels; else it is their number.
+    CHANNELS = 0 says that DEPTH divides the channels; else it is their number. Unless PADDED, every
+    tap is inside x.
     """
     client = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(outputs, OUTPUTS)
@@ -72,7 +74,9 @@ def windows_kernel(
                 found = found & (down % DIVISOR == 0) & (right % DIVISOR == 0)
                 down = down // DIVISOR
                 right = right // DIVISOR
-            found = found & (down >= 0) & (down < in_height) & (right >= 0) & (right < in_width)
+            if PADDED:
+                found = found & (down >= 0) & (down < in_height)
+                found = found & (right >= 0) & (right < in_width)
             place = (sample + down * in_width + right) * channels
             a = tl.load(x + place[:, None] + channel[None, :], mask=found[:, None], other=0.0)
             at = output[None, :] * w_output + tap * w_tap + channel[:, None] * w_channel
@@ -83,15 +87,22 @@ def windows_kernel(
             deep = start + tl.arange(0, DEPTH)
             tap = deep // CHANNELS
             channel = deep % CHANNELS
-            down = top[:, None] + sign * (tap // SIDE)[None, :]
-            right = left[:, None] + sign * (tap % SIDE)[None, :]
             found = inside[:, None] & (deep < TAPS * CHANNELS)[None, :]
+            if PADDED:
+                down = top[:, None] + sign * (tap // SIDE)[None, :]
+                right = left[:, None] + sign * (tap % SIDE)[None, :]
+                if DIVISOR > 1:
+                    found = found & (down % DIVISOR == 0) & (right % DIVISOR == 0)
+                    down = down // DIVISOR
+                    right = right // DIVISOR
+                found = found & (down >= 0) & (down < in_height)
+                found = found & (right >= 0) & (right < in_width)
             if DIVISOR > 1:
-                found = found & (down % DIVISOR == 0) & (right % DIVISOR == 0)
-                down = down // DIVISOR
-                right = right // DIVISOR
-            found = found & (down >= 0) & (down < in_height) & (right >= 0) & (right < in_width)
-            place = (sample[:, None] + down * in_width + right) * CHANNELS + channel[None, :]
+                place = (sample[:, None] + down * in_width + right) * CHANNELS + channel[None, :]
+            else:
+                corner = (sample + top * in_width + left) * CHANNELS
+                away = sign * ((tap // SIDE) * in_width + tap % SIDE) * CHANNELS + channel
+                place = corner[:, None] + away[None, :]
             a = tl.load(x + place, mask=found, other=0.0)
             at = output[None, :] * w_output + (tap * w_tap + channel * w_channel)[:, None]
             known = wanted[None, :] & (deep < TAPS * CHANNELS)[:, None]
@@ -107,19 +118,22 @@ def windows_kernel(
 
 @triton.jit
 def weights_kernel(
-    x, gradient, result, rows, height, width, in_height, in_width, channels, outputs,
+    x, gradient, result, by_bias, rows, height, width, in_height, in_width, channels, outputs,
     step, shift, portion, x_client, gradient_client, result_client, result_portion,
+    bias_client, bias_portion,
     TAPS: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, PRECISION: tl.constexpr,
+    BIAS: tl.constexpr, PADDED: tl.constexpr,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """The gradient by the weights, summed over one portion of the pixels.
 
-    CHANNELS = 0 says that INPUTS divides the channels; else it is their number.
+    CHANNELS = 0 says that INPUTS divides the channels; else it is their number, and the bias, if
+    any, counts as one more entry of the window, which is always 1.
     """
     client = tl.program_id(1).to(tl.int64)
     first = tl.program_id(2) * portion
     last = tl.minimum(first + portion, rows)
-    across = tl.cdiv(TAPS * channels, INPUTS)
+    across = tl.cdiv(TAPS * channels + BIAS, INPUTS)
     output = (tl.program_id(0) // across) * OUTPUTS + tl.arange(0, OUTPUTS)
     entry = (tl.program_id(0) % across) * INPUTS + tl.arange(0, INPUTS)
     if CHANNELS == 0:
@@ -147,20 +161,33 @@ def weights_kernel(
         if CHANNELS == 0:
             down = top + tap // SIDE
             right = left + tap % SIDE
-            found = inside & (down >= 0) & (down < in_height) & (right >= 0) & (right < in_width)
+            found = inside
+            if PADDED:
+                found = found & (down >= 0) & (down < in_height)
+                found = found & (right >= 0) & (right < in_width)
             place = (sample + down * in_width + right) * channels
             b = tl.load(x + place[:, None] + channel[None, :], mask=found[:, None], other=0.0)
         else:
-            down = top[:, None] + (tap // SIDE)[None, :]
-            right = left[:, None] + (tap % SIDE)[None, :]
             found = inside[:, None] & known[None, :]
-            found = found & (down >= 0) & (down < in_height) & (right >= 0) & (right < in_width)
-            place = (sample[:, None] + down * in_width + right) * CHANNELS + channel[None, :]
-            b = tl.load(x + place, mask=found, other=0.0)
+            if PADDED:
+                down = top[:, None] + (tap // SIDE)[None, :]
+                right = left[:, None] + (tap % SIDE)[None, :]
+                found = found & (down >= 0) & (down < in_height)
+                found = found & (right >= 0) & (right < in_width)
+            corner = (sample + top * in_width + left) * CHANNELS
+            away = ((tap // SIDE) * in_width + tap % SIDE) * CHANNELS + channel
+            b = tl.load(x + corner[:, None] + away[None, :], mask=found, other=0.0)
+            if BIAS:
+                b = tl.where((entry == TAPS * CHANNELS)[None, :], 1.0, b).to(b.dtype)
         total = tl.dot(tl.trans(g), b, total, input_precision=PRECISION)
     place = output[:, None] * (TAPS * channels) + entry[None, :]
     place += client * result_client + tl.program_id(2).to(tl.int64) * result_portion
     tl.store(result + place, total, mask=wanted[:, None] & known[None, :])
+    if BIAS:
+        place = client * bias_client + tl.program_id(2).to(tl.int64) * bias_portion
+        place += output[:, None] + tl.zeros((OUTPUTS, INPUTS), tl.int64)
+        last = (entry == TAPS * channels)[None, :]
+        tl.store(by_bias + place, total, mask=wanted[:, None] & last)
 
 
 @triton.jit

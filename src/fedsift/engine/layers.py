@@ -83,9 +83,8 @@ class Convolution(torch.autograd.Function):
         if relu:
             gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
         gradient = gradient.contiguous()
-        weights_gradient(x, gradient, weight.gradient, window, precision)
-        if bias is not None:
-            torch.sum(gradient, (1, 2, 3), dtype=bias.gradient.dtype, out=bias.gradient)
+        by_bias = None if bias is None else bias.gradient
+        weights_gradient(x, gradient, weight.gradient, by_bias, window, precision)
         by_x = None
         if ctx.needs_input_grad[1]:
             by_x = torch.empty_like(x)
@@ -149,7 +148,7 @@ def _windows(
         step, sign, shift, x.stride(0), weight.stride(0), *strides,
         0 if bias is None else bias.stride(0), y.stride(0),
         TAPS=window.side**2, SIDE=window.side, CHANNELS=0 if even else channels, DIVISOR=divisor,
-        BIAS=bias is not None, RELU=relu, PRECISION=precision,
+        BIAS=bias is not None, RELU=relu, PRECISION=precision, PADDED=shift != 0 or sign < 0,
         ROWS=tile.rows, OUTPUTS=tile.columns, DEPTH=tile.depth,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -167,29 +166,47 @@ def window_tile(rows: int, outputs: int, channels: int, clients: int, item: int)
 
 
 def weights_gradient(
-    x: Tensor, gradient: Tensor, result: Tensor, window: Window, precision: str
+    x: Tensor,
+    gradient: Tensor,
+    result: Tensor,
+    by_bias: Tensor | None,
+    window: Window,
+    precision: str,
 ) -> None:
-    """Write the gradient by the weights ``(clients, outputs, side, side, channels)``."""
+    """Write the gradient by the weights ``(clients, outputs, side, side, channels)`` and bias."""
     clients, batch, in_height, in_width, channels = x.shape
     _, _, height, width, outputs = gradient.shape
     rows, taps = batch * height * width, window.side**2
     tile = weight_tile(outputs, taps * channels, channels, x.element_size())
     even = channels % tile.columns == 0
-    blocks = -(-outputs // tile.rows) * -(-taps * channels // tile.columns)
+    if even and by_bias is not None:
+        torch.sum(gradient, (1, 2, 3), dtype=by_bias.dtype, out=by_bias)
+        by_bias = None
+    biased = by_bias is not None
+    blocks = -(-outputs // tile.rows) * -(-(taps * channels + biased) // tile.columns)
     portions = portions_of(rows, blocks * clients, tile.depth)
     portion = -(-rows // portions // tile.depth) * tile.depth
     portions = -(-rows // portion)
-    into = result if portions == 1 else result.new_empty(portions, clients, result[0].numel())
+    shares = None if by_bias is None else _shares(by_bias, portions)
+    into = _shares(result, portions)
     kernels.weights_kernel[(blocks, clients, portions)](
-        x, gradient, into, rows, height, width, in_height, in_width, channels, outputs,
+        x, gradient, into, shares, rows, height, width, in_height, in_width, channels, outputs,
         window.stride, -window.padding, portion, x.stride(0), gradient.stride(0),
-        into.stride(0 if portions == 1 else 1), 0 if portions == 1 else into.stride(0),
+        into.stride(1), into.stride(0), *((0, 0) if shares is None else shares.stride()[1::-1]),
         TAPS=taps, SIDE=window.side, CHANNELS=0 if even else channels, PRECISION=precision,
+        BIAS=biased, PADDED=window.padding != 0,
         OUTPUTS=tile.rows, INPUTS=tile.columns, DEPTH=tile.depth,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if portions > 1:
-        torch.sum(into, 0, out=result.view(clients, -1))
+        torch.sum(into, 0, out=result)
+        if shares is not None and by_bias is not None:
+            torch.sum(shares, 0, out=by_bias)
+
+
+def _shares(result: Tensor, portions: int) -> Tensor:
+    """Where each portion's sum goes: to the result itself if there is but one."""
+    return result[None] if portions == 1 else result.new_empty(portions, *result.shape)
 
 
 def weight_tile(outputs: int, entries: int, channels: int, item: int) -> Tile:

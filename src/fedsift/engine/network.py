@@ -10,6 +10,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from fedsift.engine import layers
 from fedsift.engine.layers import Weight, Window
 from fedsift.vector import Layout
 
+ALIGNMENT = 16
+
 
 class Unknown(Exception):
     """The model has a layer, or a use of one, that is not known here."""
@@ -26,33 +30,50 @@ class Unknown(Exception):
 
 @dataclass(frozen=True)
 class Order:
-    """Where the parameters lie while a stack trains: convolutions' weights channels last."""
+    """Where the parameters lie while a stack trains: convolutions' weights channels last.
+
+    Every parameter begins at a multiple of ALIGNMENT, which lets the GPU load many numbers at once.
+    """
 
     layout: Layout
 
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each parameter begins, and where the last one ends."""
+        room = (-(-size // ALIGNMENT) * ALIGNMENT for size in self.layout.sizes)
+        return tuple(accumulate(room, initial=0))
+
+    @property
+    def length(self) -> int:
+        """Numbers in a row of a stack."""
+        return self.offsets[-1]
+
     def shaped(self, stack: Tensor) -> dict[str, Tensor]:
-        """Views ``(clients, *shape)`` of a stack ``(clients, d)`` that is in this order."""
-        parts = torch.split(stack, list(self.layout.sizes), dim=-1)
-        shapes = (_channels_last(shape) for shape in self.layout.shapes)
-        named = zip(self.layout.names, shapes, parts, strict=True)
-        return {name: part.view(len(stack), *shape) for name, shape, part in named}
+        """Views ``(clients, *shape)`` of a stack ``(clients, length)`` in this order."""
+        named = zip(
+            self.layout.names, self.layout.shapes, self.layout.sizes, self.offsets, strict=False
+        )
+        return {
+            name: stack[:, start : start + size].view(len(stack), *_channels_last(shape))
+            for name, shape, size, start in named
+        }
 
     def enter(self, stack: Tensor, into: Tensor) -> None:
-        """Copy a stack from the layout's order into this one.
+        """Copy a stack ``(clients, d)`` from the layout's order into this one.
 
         >>> order = Order(Layout.of(nn.Conv2d(2, 1, (1, 2), bias=False)))
-        >>> there = torch.empty(1, 4)
+        >>> there = torch.zeros(1, order.length)
         >>> order.enter(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), there)
-        >>> there.tolist(), order.leave(there).tolist()
-        ([[1.0, 3.0, 2.0, 4.0]], [[1.0, 2.0, 3.0, 4.0]])
+        >>> there[:, :5].tolist(), order.leave(there).tolist()
+        ([[1.0, 3.0, 2.0, 4.0, 0.0]], [[1.0, 2.0, 3.0, 4.0]])
         """
         ours = self.shaped(into)
         for name, theirs in self.layout.unflatten(stack).items():
             ours[name].copy_(theirs.permute(0, 1, 3, 4, 2) if theirs.dim() == 5 else theirs)
 
     def leave(self, stack: Tensor) -> Tensor:
-        """A copy of a stack in the layout's own order."""
-        result = torch.empty_like(stack)
+        """A copy ``(clients, d)`` of a stack in the layout's own order."""
+        result = stack.new_empty(len(stack), self.layout.d)
         theirs = self.layout.unflatten(result)
         for name, ours in self.shaped(stack).items():
             theirs[name].copy_(ours.permute(0, 1, 4, 2, 3) if ours.dim() == 5 else ours)

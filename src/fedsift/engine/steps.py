@@ -64,25 +64,40 @@ class Work:
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
 
+class Stack:
+    """The tensors of some clients in training: all are overwritten again and again.
+
+    ``short`` holds the weights in the format of the products; it may be the weights themselves.
+    """
+
+    def __init__(self, like: Tensor, clients: int, length: int, format: torch.dtype) -> None:
+        self.x = Moments.start(like.new_zeros(clients, length))
+        self.short = self.x.w if format == like.dtype else self.x.w.to(format)
+        self.gradient = torch.zeros_like(self.x.w)
+        self.loss = like.new_zeros(clients)
+
+
 class StackedStep:
     """A step of some method for so many clients and so large a batch; on a GPU, a graph."""
 
     def __init__(self, work: Work, step: Step, clients: int, batch: int) -> None:
-        like = torch.zeros(clients, work.task.layout.d, dtype=work.task.layout.dtype)
-        self.x = Moments.start(like.to(work.data.device))
-        self.step = fused(step, self.x.w)
-        self.gradient = torch.zeros_like(self.x.w)
-        self.loss = self.x.w.new_zeros(clients)
-        self.rows = torch.zeros(clients, batch, dtype=torch.int64, device=self.x.w.device)
+        self.rows = torch.zeros(clients, batch, dtype=torch.int64, device=work.data.device)
+        self.method = step
         self.way, self.graph = self._prepare(work)
+
+    @property
+    def loss(self) -> Tensor:
+        """The sum of each client's losses so far."""
+        return self.way.stack.loss
 
     def begin(self, start: Moments) -> None:
         """Set where the stack starts."""
-        for mine, x in zip(self.x, start, strict=True):
+        stack = self.way.stack
+        for mine, x in zip(stack.x, start, strict=True):
             self.way.enter(x, mine)
-        if self.way.short is not self.x.w:
-            self.way.short.copy_(self.x.w)
-        self.loss.zero_()
+        if stack.short is not stack.x.w:
+            stack.short.copy_(stack.x.w)
+        stack.loss.zero_()
 
     def take(self, rows: Tensor) -> None:
         """One step on the given rows of the data."""
@@ -94,26 +109,25 @@ class StackedStep:
 
     def end(self) -> Moments:
         """Where the stack is now, copied: the step's own tensors are used by the next stack."""
-        return Moments(*(self.way.leave(x) for x in self.x))
+        return Moments(*(self.way.leave(x) for x in self.way.stack.x))
 
     def _work(self, way: Way) -> None:
         way.gradients(self.rows)
-        self.step(self.x, self.gradient, way.short)
+        fused(self.method, way.stack.gradient)(way.stack.x, way.stack.gradient, way.stack.short)
 
     def _prepare(self, work: Work) -> tuple[Way, torch.cuda.CUDAGraph | None]:
         """The faster way that the model allows, and its graph."""
-        slower = ByStreams(work, self.x.w, self.gradient, self.loss)
-        if not self.x.w.is_cuda:
-            return slower, None
+        clients = len(self.rows)
         if work.network is not None:
             from fedsift.engine.network import Unknown
 
-            faster = ByLayers(work, work.network, self.x.w, self.gradient, self.loss)
             try:
-                return faster, self._capture(faster)
+                layered = ByLayers(work, work.network, clients)
+                return layered, self._capture(layered)
             except Unknown:
                 pass
-        return slower, self._capture(slower)
+        streamed = ByStreams(work, clients)
+        return streamed, self._capture(streamed) if self.rows.is_cuda else None
 
     def _capture(self, way: Way) -> torch.cuda.CUDAGraph:
         side = new_stream()
@@ -129,12 +143,9 @@ class StackedStep:
 
 
 class Way(Protocol):
-    """A way to all clients' gradients.
+    """A way to all clients' gradients."""
 
-    ``short`` holds the weights in the format of the products: it may be the weights themselves.
-    """
-
-    short: Tensor
+    stack: Stack
 
     def enter(self, stack: Tensor, into: Tensor) -> None:
         """Copy a stack ``(clients, d)`` to the order in which this way keeps it."""
@@ -149,29 +160,29 @@ class Way(Protocol):
 class ByLayers:
     """All clients at once, layer by layer."""
 
-    def __init__(
-        self, work: Work, network: Network, w: Tensor, gradient: Tensor, loss: Tensor
-    ) -> None:
+    def __init__(self, work: Work, network: Network, clients: int) -> None:
         from fedsift.engine.layers import Weight
         from fedsift.engine.network import Order
 
-        self.work, self.network, self.loss = work, network, loss
-        self.short = w if work.format == w.dtype else w.to(work.format)
         order = Order(work.task.layout)
+        like = torch.empty(0, dtype=work.task.layout.dtype, device=work.data.device)
+        self.stack = Stack(like, clients, order.length, work.format)
+        self.work, self.network = work, network
         self.enter, self.leave = order.enter, order.leave
-        views = [order.shaped(x) for x in (w, self.short, gradient)]
+        tensors = self.stack.x.w, self.stack.short, self.stack.gradient
+        views = [order.shaped(x) for x in tensors]
         self.weights = {name: Weight(*(view[name] for view in views)) for name in views[0]}
 
     def gradients(self, rows: Tensor) -> None:
         """Find the gradients on the given rows of the data, and add the losses up."""
-        flat, task = rows.view(-1), self.work.task
+        flat = rows.view(-1)
         data = self.work.images.index_select(0, flat)
         labels = self.work.labels.index_select(0, flat)
         data, labels = (x.view(*rows.shape, *x.shape[1:]) for x in (data, labels))
         output = self.network(data, self.weights).float()
-        losses = losses_of(task.loss, output, labels)
+        losses = losses_of(self.work.task.loss, output, labels)
         losses.sum().backward()  # type: ignore[no-untyped-call]
-        self.loss += losses.detach()
+        self.stack.loss += losses.detach()
 
 
 def losses_of(loss: Loss, output: Tensor, labels: Tensor) -> Tensor:
@@ -192,9 +203,11 @@ def losses_of(loss: Loss, output: Tensor, labels: Tensor) -> Tensor:
 class ByStreams:
     """Each client's pass on a stream of its own, for any model."""
 
-    def __init__(self, work: Work, w: Tensor, gradient: Tensor, loss: Tensor) -> None:
-        self.work, self.short, self.gradient, self.loss = work, w, gradient, loss
-        self.streams = [new_stream() for _ in range(STREAMS)] if w.is_cuda else []
+    def __init__(self, work: Work, clients: int) -> None:
+        layout = work.task.layout
+        like = torch.empty(0, dtype=layout.dtype, device=work.data.device)
+        self.work, self.stack = work, Stack(like, clients, layout.d, layout.dtype)
+        self.streams = [new_stream() for _ in range(STREAMS)] if like.is_cuda else []
 
     def enter(self, stack: Tensor, into: Tensor) -> None:
         """Copy a stack ``(clients, d)``."""
@@ -221,7 +234,7 @@ class ByStreams:
 
     def _client(self, place: int, rows: Tensor) -> None:
         """One client's gradient and loss, written to its row."""
-        task, w = self.work.task, self.short[place]
+        task, w = self.work.task, self.stack.x.w[place]
         data = self.work.data.index_select(0, rows)
         labels = self.work.labels.index_select(0, rows)
         own = {n: p.detach().requires_grad_() for n, p in parameters_of(task, w).items()}
@@ -230,8 +243,8 @@ class ByStreams:
         gradients = torch.autograd.grad(
             loss, tuple(own.values()), allow_unused=True, materialize_grads=True
         )
-        torch.cat([g.reshape(-1) for g in gradients], out=self.gradient[place])
-        self.loss[place] += loss.detach()
+        torch.cat([g.reshape(-1) for g in gradients], out=self.stack.gradient[place])
+        self.stack.loss[place] += loss.detach()
 
 
 def new_stream() -> torch.cuda.Stream:
