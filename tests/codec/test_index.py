@@ -21,6 +21,7 @@ from fedsift.codec.index import (
     entropy_size,
     gap_histogram,
 )
+from fedsift.codec.sizes import best_sizes
 
 ONE_LAYER = np.array([0])
 BY_NAME = pytest.mark.parametrize("coder", CODERS, ids=lambda coder: coder.name)
@@ -349,6 +350,19 @@ def test_histograms_of_a_stack_are_those_of_its_rows(layers: Ints) -> None:
     rows = np.stack([random_mask(d, k, seed) for seed in range(3)])
     starts = module.segments(layers, d)
     both = module.stacked_histograms(torch.from_numpy(rows), starts)
-    for counted, row in zip(both, rows, strict=True):
+    sizes = best_sizes(both).tolist()
+    for counted, size, row in zip(both.numpy(), sizes, rows, strict=True):
         assert np.array_equal(counted, gap_histogram(row, d, layers))
-        assert entropy_size(counted) == Entropy().size(row, d, layers)
+        assert size == entropy_size(counted) == Entropy().size(row, d, layers)
+
+
+@given(
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 239), st.integers(0, 2**20)), max_size=40),
+)
+def test_sizes_counted_together_are_those_counted_alone(tables: int, cells: list) -> None:
+    histogram = np.zeros((tables, 240), np.int64)
+    for table, bucket, times in cells:
+        histogram[table % tables, bucket] += times
+    together = best_sizes(torch.from_numpy(np.stack([histogram, histogram[::-1]])))
+    assert together.tolist() == [entropy_size(histogram), entropy_size(histogram[::-1])]

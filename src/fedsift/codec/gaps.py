@@ -92,11 +92,11 @@ def histogram_of(coded: Ints, starts: Ints, buckets: Octets) -> Ints:
     return _count(buckets, counts, _BUCKETS)
 
 
-def stacked_histograms(indices: Tensor, starts: Ints) -> Ints:
+def stacked_histograms(indices: Tensor, starts: Ints) -> Tensor:
     """:func:`histogram_of` for each row of a stack ``(clients, k)``, counted where the stack is.
 
     >>> rows, starts = np.array([[0, 1, 30], [5, 6, 7]]), np.array([0, 20])
-    >>> both = stacked_histograms(torch.from_numpy(rows), starts)
+    >>> both = stacked_histograms(torch.from_numpy(rows), starts).numpy()
     >>> [np.array_equal(h, histogram_of(r, starts, fine_buckets(gaps_of(r))))
     ...  for h, r in zip(both, rows)]
     [True, True]
@@ -108,10 +108,10 @@ def stacked_histograms(indices: Tensor, starts: Ints) -> Ints:
     bounds = torch.from_numpy(starts[1:]).to(indices.device)
     rows = torch.arange(len(indices), device=indices.device)[:, None] * len(starts)
     cell = (rows + torch.bucketize(indices, bounds, right=True)) * _BUCKETS + buckets
-    seen = torch.zeros(len(indices) * len(starts) * _BUCKETS, dtype=torch.int64).to(cell.device)
+    cells = len(indices) * len(starts) * _BUCKETS
+    seen = torch.zeros(cells, dtype=torch.int64, device=cell.device)
     seen.scatter_add_(0, cell.view(-1), torch.ones_like(cell).view(-1))
-    counted: Ints = seen.cpu().numpy().reshape(len(indices), len(starts), _BUCKETS)
-    return counted
+    return seen.view(len(indices), len(starts), _BUCKETS)
 
 
 def _log2_table() -> Ints:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedsift.codec.errors import require
@@ -23,6 +24,7 @@ from fedsift.codec.gaps import (
     segments,
     stacked_histograms,
 )
+from fedsift.codec.sizes import best_sizes
 
 MAX_DIMENSION = 1 << 32
 
@@ -176,8 +178,8 @@ def auto_stacked(indices: Tensor, d: int, layers: Ints) -> list[tuple[IndexCoder
     True
     """
     k = indices.shape[-1]
-    if indices.device.type == "cpu" or 2 * k > d:  # the complement is found on the CPU
-        return [auto(row, d, layers) for row in indices.cpu().numpy()]
+    if indices.device.type == "cpu":
+        return [auto(row, d, layers) for row in indices.numpy()]
     nothing = np.empty(0, np.int64)
     bitmap, packed = Bitmap(), Packed()
     fixed: list[tuple[IndexCoder, int]] = [
@@ -185,8 +187,20 @@ def auto_stacked(indices: Tensor, d: int, layers: Ints) -> list[tuple[IndexCoder
         (packed, -(-k * (d - 1).bit_length() // 8)),
     ]
     entropy: IndexCoder = Entropy()
-    sizes = map(entropy_size, stacked_histograms(indices, segments(layers, d)))
+    coded = indices if 2 * k <= d else _stacked_complement(indices, d)
+    sizes = best_sizes(stacked_histograms(coded, segments(layers, d))).tolist()
     return [min([*fixed, (entropy, size)], key=lambda pair: pair[1]) for size in sizes]
+
+
+def _stacked_complement(indices: Tensor, d: int) -> Tensor:
+    """The indices that each row lacks.
+
+    >>> _stacked_complement(torch.tensor([[0, 2], [1, 2]]), 3).tolist()
+    [[1], [0]]
+    """
+    absent = torch.ones(len(indices), d, dtype=torch.bool, device=indices.device)
+    absent.scatter_(1, indices, False)
+    return absent.nonzero()[:, 1].view(len(indices), -1)
 
 
 def gap_histogram(indices: Ints, d: int, layers: Ints) -> Ints:

@@ -21,7 +21,7 @@ from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
 from fedsift.engine.local import chunks_of, score_chunk, total_score
 from fedsift.engine.steps import StackedStep, Work
-from fedsift.engine.task import ClientResult, Diverged, Job, Task
+from fedsift.engine.task import ClientResult, Diverged, Job, Task, distinct
 from fedsift.seeding import torch_seed
 from fedsift.vector import Moments
 
@@ -40,10 +40,13 @@ class Stacked:
         self.work = Work(task, self.data, labels, precision)
         sizes = [len(x) for x, _ in task.clients]
         self.offsets = np.cumsum([0, *sizes[:-1]])
+        self.ahead: dict[tuple[int, tuple[int, ...], int], Tensor] = {}
+        """Rows for the next round, drawn while the device is at work on this one's."""
         self.captured: dict[tuple[Step, int, int], StackedStep] = {}
 
     def train(self, job: Job) -> Iterator[ClientResult]:
         """Every cohort member's result, in the cohort's order."""
+        self.ahead = {key: rows for key, rows in self.ahead.items() if key[0] == job.round}
         ready: dict[int, ClientResult] = {}
         turn = deque(job.cohort)
         for stack in self.stacks(job.cohort):
@@ -88,7 +91,8 @@ class Stacked:
     ) -> tuple[Moments, Tensor]:
         """L steps of every client of the stack; and each one's mean loss."""
         steps, batch = job.phase.local_steps, self.task.weight(clients[0])
-        rows = self._rows(job.round, clients, steps, batch)
+        rows = self.ahead.pop((job.round, clients, steps), None)
+        rows = self._rows(job.round, clients, steps) if rows is None else rows
         devices = [self.data.device] if self.data.is_cuda else []
         with self._arithmetic(), torch.random.fork_rng(devices):
             step = self._step_of(job.phase, len(clients), batch)
@@ -96,17 +100,24 @@ class Stacked:
             step.begin(start)
             for each in rows:
                 step.take(each)
+            if len(job.cohort) == len(self.task.clients):  # who trains in the next round is known
+                self.ahead[job.round + 1, clients, steps] = self._rows(
+                    job.round + 1, clients, steps
+                )
             return step.end(), step.loss / steps
 
-    def _rows(self, round: int, clients: tuple[int, ...], steps: int, batch: int) -> Tensor:
+    def _rows(self, round: int, clients: tuple[int, ...], steps: int) -> Tensor:
         """Rows of the joined data set ``(steps, clients, batch)``: those the reference draws."""
-        drawn = np.empty((steps, len(clients), batch), np.int64)
-        for place, client in enumerate(clients):
-            own = self.task.batches(round, client, steps)
-            drawn[:, place] = (np.arange(batch) if own is None else own) + self.offsets[client]
-        rows = torch.from_numpy(drawn)
+        sizes = np.array([len(self.task.clients[n][0]) for n in clients])
+        whole = np.arange(self.task.weight(clients[0]))
+        drawn = np.broadcast_to(whole, (len(clients), steps, len(whole)))
+        if (sizes > len(whole)).any():
+            chances = np.stack([self.task.chances(round, n, steps) for n in clients])
+            partly = (sizes > len(whole))[:, None, None]
+            drawn = np.where(partly, distinct(chances, sizes[:, None]), drawn)
+        rows = torch.from_numpy((drawn + self.offsets[list(clients), None, None]).swapaxes(0, 1))
         if self.data.is_cuda:
-            rows = rows.pin_memory()
+            rows = rows.contiguous().pin_memory()
         return rows.to(self.data.device, non_blocking=True)
 
     def _step_of(self, phase: Phase, clients: int, batch: int) -> StackedStep:

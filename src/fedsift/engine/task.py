@@ -42,8 +42,29 @@ class Task:
         size, batch = len(self.clients[client][0]), self.weight(client)
         if batch == size:
             return None
+        return distinct(self.chances(round, client, steps), size)
+
+    def chances(self, round: int, client: int, steps: int) -> NDArray[np.float64]:
+        """The random numbers ``(steps, batch)`` in [0, 1) that choose the client's batches."""
         draw = stream(self.seed, "batches", round, client)
-        return np.stack([draw.choice(size, batch, replace=False) for _ in range(steps)])
+        return draw.random((steps, self.weight(client)))
+
+
+def distinct(chances: NDArray[np.float64], size: int | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Different numbers below ``size`` along the last axis, every set of them equally likely.
+
+    Floyd's method: the i-th of n is drawn from the first size - n + i + 1; if it is taken already,
+    the last of these is not. ``size`` may be an array, for many draws at once.
+
+    >>> distinct(np.array([[0.0, 0.0, 0.9], [0.5, 0.5, 0.99]]), 5).tolist()
+    [[0, 3, 4], [1, 2, 4]]
+    """
+    last = np.asarray(size)[..., None] - chances.shape[-1] + np.arange(chances.shape[-1])
+    drawn = np.ascontiguousarray(np.moveaxis(chances * (last + 1), -1, 0)).astype(np.int64)
+    for place in range(1, len(drawn)):
+        taken = (drawn[:place] == drawn[place]).any(0)
+        np.copyto(drawn[place], last[..., place], where=taken)
+    return np.moveaxis(drawn, 0, -1)
 
 
 @dataclass(frozen=True)
