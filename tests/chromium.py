@@ -68,7 +68,9 @@ class Page:
     def complaints(self):
         """Errors and warnings on the console, and exceptions that nobody caught."""
         logged = [e["params"]["entry"]["text"] for e in self._all("Log.entryAdded")]
-        thrown = [e["params"]["exceptionDetails"]["text"] for e in self._all("Runtime.exceptionThrown")]
+        thrown = [
+            e["params"]["exceptionDetails"]["text"] for e in self._all("Runtime.exceptionThrown")
+        ]
         said = [
             str(e["params"]["args"])
             for e in self._all("Runtime.consoleAPICalled")

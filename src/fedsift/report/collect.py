@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,7 +179,7 @@ def order(runs: Sequence[Shown]) -> list[Task]:
 
 def settings_of(run: Shown) -> list[str]:
     """The settings that make a method's group."""
-    results = {*RESULTS, "environment", *NOT_A_METHOD}
+    results = {*RESULTS, "parameters", "environment", *NOT_A_METHOD}
     return sorted(key for key in run.summary if key not in results)
 
 
@@ -248,13 +249,12 @@ class Spread:
         """The values of the runs that have one."""
         return [x for x in self.values if x is not None]
 
-    def text(self, scale: float = 1.0, missing: str = "∞") -> str:
-        """To two decimals, with the deviation where there are several runs."""
+    def text(self, missing: str = "∞") -> str:
+        """To two decimals, with the deviation where the runs differ."""
         if self.mean is None:
             return missing
-        several = len(self.known) > 1
-        spread = f" ± {scale * stdev(self.known):.2f}" if several else ""
-        return f"{scale * self.mean:.2f}{spread}"
+        spread = f" ± {stdev(self.known):.2f}" if len(set(self.known)) > 1 else ""
+        return f"{self.mean:.2f}{spread}"
 
     def __str__(self) -> str:
         return self.text()
@@ -270,6 +270,17 @@ def likely_target(task: Task) -> float | None:
     """A target worth comparing at: 95 % of the best accuracy, in whole percent."""
     best = max((run.summary.get("best_accuracy") or 0 for run in task.runs), default=0)
     return int(95 * best) / 100 if best else None
+
+
+def best_first(task: Task, target: float | None) -> Task:
+    """The groups by what they need to reach the target; then by their best accuracy."""
+
+    def rank(group: Group) -> tuple[float, float]:
+        bits = to_target(group, target, mibit).mean if target else None
+        best = Spread(tuple(run.summary.get("best_accuracy") for run in group.runs)).mean
+        return (math.inf if bits is None else bits), -(best or 0)
+
+    return Task(task.name, sorted(task.groups, key=rank))
 
 
 def mibit(record: Record) -> float:

@@ -10,10 +10,11 @@ from typing import Any
 
 import fedsift
 from fedsift.report import tables
-from fedsift.report.charts import Block, blocks_of
+from fedsift.report.charts import Block
 from fedsift.report.collect import (
     Shown,
     Task,
+    best_first,
     find_runs,
     find_target,
     likely_target,
@@ -22,6 +23,8 @@ from fedsift.report.collect import (
     order,
     read_run,
 )
+from fedsift.report.curves import accuracy_by_traffic, by_rounds
+from fedsift.report.sent import bytes_by_part, labels, magnitudes, overlap, pairs
 from fedsift.runs.folder import replace_file
 
 HERE = Path(__file__).parent
@@ -63,15 +66,24 @@ def template() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(HERE)
-    options = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
-    return Environment(loader=loader, undefined=StrictUndefined, **options).get_template(
-        "page.html"
+    pages = Environment(
+        loader=loader,
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    return pages.get_template("page.html")
+
+
+FIGURES = (accuracy_by_traffic, by_rounds, bytes_by_part, overlap, magnitudes, pairs, labels)
+"""What makes each figure, in the page's order; one without a view is left out."""
 
 
 def section(task: Task, number: int, target: float | None) -> dict[str, Any]:
     """What the page shows of one task."""
     chosen = target or likely_target(task)
+    task = best_first(task, chosen)
     same, differing = tables.configuration(task)
     return {
         "id": f"task{number}",
@@ -80,7 +92,7 @@ def section(task: Task, number: int, target: float | None) -> dict[str, Any]:
         "target": chosen,
         "rows": tables.comparison(task, chosen),
         "tiles": tables.tiles(task) if len(task.groups) == 1 else [],
-        "blocks": blocks_of(task),
+        "blocks": [block for make in FIGURES if (block := make(task)).views],
         "same": same,
         "differing": differing,
         "runs": tables.every_run(task),
@@ -92,8 +104,9 @@ def about(task: Task) -> str:
     """A task in one line, from what its runs have in common."""
     same = dict(tables.configuration(task)[0])
     words = [task.name.replace(", ", " · ")]
-    if "parameters" in same:
-        words[0] += f" ({same['parameters']} parameters)"
+    counts = {d for run in task.runs if (d := run.summary.get("parameters"))}
+    if len(counts) == 1:
+        words[0] += f" ({counts.pop():,} parameters)"
     if "clients" in same:
         words.append(f"{same['clients']} clients")
     if "partition" in same:
@@ -112,7 +125,9 @@ def data_of(sections: Sequence[dict[str, Any]]) -> dict[str, Any]:
             for s in sections
             for n, block in enumerate(s["blocks"])
         },
-        "tasks": {s["id"]: {"target": s["target"], "groups": curves_of(s["task"])} for s in sections},
+        "tasks": {
+            s["id"]: {"target": s["target"], "groups": curves_of(s["task"])} for s in sections
+        },
     }
 
 

@@ -30,7 +30,7 @@ function painted(x) {
 function axis(own) {
   const { title, ...rest } = own;
   return {
-    gridcolor: colour("--grid"), linecolor: colour("--line"), zeroline: false, showline: false,
+    gridcolor: colour("--grid"), linecolor: colour("--line"), zeroline: false, showline: false, automargin: true, tickcolor: "rgba(0,0,0,0)",
     tickfont: { color: colour("--muted"), size: 11 }, exponentformat: "power", ...painted(rest),
     title: { text: title, font: { color: colour("--soft"), size: 12 }, standoff: 8 },
   };
@@ -51,14 +51,14 @@ function layoutOf(chart, place, taskId) {
     });
   }
   return {
-    ...rest, height, width: place.clientWidth,
+    ...rest, height: height * (root.classList.contains("on-paper") ? 0.76 : 1), width: place.clientWidth,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("--ink") },
-    margin: { l: narrow ? 46 : 56, r: longest ? 18 + 6.4 * longest : 14, t: legend ? 34 : 10, b: 46 },
+    margin: { l: 40, r: longest ? 18 + 6.4 * longest : 14, t: legend ? 34 : 10, b: 46 },
     hovermode: "closest", hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--ink") } },
     showlegend: Boolean(legend),
     legend: {
-      orientation: "h", x: 0, y: 1, yref: "container", yanchor: "top", traceorder: "normal",
+      orientation: "h", x: 0, xref: "container", y: 1, yref: "container", yanchor: "top", traceorder: "normal",
       font: { size: 11, color: colour("--soft") }, bgcolor: "rgba(0,0,0,0)",
     },
     annotations: painted(kept.map(({ legendgroup, ...note }) => note)), shapes: painted(lines),
@@ -80,7 +80,7 @@ function draw(figure) {
   view.charts.forEach((chart, n) => {
     const place = holder.children[n];
     const traces = chart.data.filter((trace) => !hidden.has(trace.legendgroup));
-    const options = { displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
+    const options = { displayModeBar: false } // drag to zoom, double-click to see all;
     const bars = traces.map((trace) => (trace.colorbar
       ? { ...trace, colorbar: { thickness: 10, outlinewidth: 0, tickfont: { color: "--muted", size: 11 }, ...trace.colorbar } }
       : trace));
@@ -98,8 +98,8 @@ const deviation = (values) => Math.sqrt(values.reduce((sum, x) => sum + (x - mea
 
 function inWords(values, missing) {
   if (!values.length || values.includes(null)) return { text: missing, sort: 1e300 };
-  const spread = values.length > 1 ? ` ± ${deviation(values).toFixed(2)}` : "";
-  return { text: mean(values).toFixed(2) + spread, sort: mean(values) };
+  const spread = new Set(values).size > 1 ? ` ± ${deviation(values).toFixed(2)}` : "";
+  return { text: mean(values).toFixed(2), spread, sort: mean(values) };
 }
 
 function toTarget(group, target) {
@@ -107,9 +107,10 @@ function toTarget(group, target) {
   const of = (value) => group.runs.map((run, n) => (at[n] < 0 ? null : value(run, at[n])));
   const mibit = inWords(of((run, n) => run.mibit[n]), "∞");
   const rounds = inWords(of((run, n) => n + 1), "–");
+  if (!rounds.spread) rounds.text = rounds.text.replace(/\.00$/, "");
   const found = at.filter((n) => n >= 0).length;
   if (found && found < at.length) mibit.note = `${found} of ${at.length} seeds reach it`;
-  return [mibit, { text: "", sort: 1e300 }, inWords(of((run, n) => run.megabytes[n]), "–"), { ...rounds, text: rounds.text.replace(/\.00$/, "") }];
+  return [mibit, { text: "", sort: 1e300 }, inWords(of((run, n) => run.megabytes[n]), "–"), rounds];
 }
 
 function fillIn(task) {
@@ -119,11 +120,12 @@ function fillIn(task) {
   for (const row of table.tBodies[0].rows) {
     const cells = found.get(row.dataset.group);
     if (cells[0].sort < 1e300) cells[1] = { text: `${(cells[0].sort / best).toFixed(2)}×`, sort: cells[0].sort / best };
-    const from = row.cells.length - 6 - cells.length; // six results come after
-    cells.forEach(({ text, sort, note }, n) => {
-      const cell = row.cells[from + n];
+    const places = row.querySelectorAll(".to-target");
+    cells.forEach(({ text, spread, sort, note }, n) => {
+      const cell = places[n];
       cell.textContent = text;
       cell.dataset.sort = sort;
+      if (spread) cell.appendChild(document.createElement("i")).textContent = spread;
       if (note) cell.appendChild(document.createElement("small")).textContent = note;
     });
   }

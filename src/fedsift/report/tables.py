@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsift.report.collect import (
-    NOT_A_METHOD,
-    RESULTS,
     Group,
     Shown,
     Spread,
@@ -20,8 +18,6 @@ from fedsift.report.collect import (
     values_of,
 )
 from fedsift.runs.compare import MIBIT
-
-NEVER = "∞"
 
 
 @dataclass(frozen=True)
@@ -77,8 +73,17 @@ def target_cells(group: Group, target: float, bits: Spread, best: float | None) 
         Cell(bits.text(), order_of(bits.mean), note),
         Cell("" if ratio is None else f"{ratio:.2f}×", order_of(ratio)),
         Cell(sent.text(missing="–"), order_of(sent.mean)),
-        Cell(rounds.text(missing="–").removesuffix(".00"), order_of(rounds.mean)),
+        Cell(whole(rounds.text(missing="–")), order_of(rounds.mean)),
     ]
+
+
+def whole(text: str) -> str:
+    """A number without its decimals where they say nothing.
+
+    >>> whole("3.00"), whole("3.00 ± 1.00")
+    ('3', '3.00 ± 1.00')
+    """
+    return text if "±" in text else text.removesuffix(".00")
 
 
 def result(group: Group, key: str) -> Cell:
@@ -121,6 +126,9 @@ def configuration(task: Task) -> tuple[list[tuple[str, str]], list[list[str]]]:
             differing.append([name, *values])
         elif values[0]:
             same.append((name, values[0]))
+    if len(task.runs) == 1:
+        (run,) = task.runs
+        same += [("seed", str_of(run.setting("seed"))), ("folder", run.folder)]
     return same, differing
 
 
@@ -162,6 +170,3 @@ def str_of(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-__all__ = ["NOT_A_METHOD", "OVERALL", "RESULTS", "TO_TARGET", "Cell", "Row", "comparison"]

@@ -18,7 +18,7 @@ from fedsift.codec.inspect import bytes_by_part
 from fedsift.codec.update import Update
 from fedsift.engine.task import Task
 
-LOWEST, HIGHEST, PER_DECADE = -20, 4, 5
+LOWEST, HIGHEST, PER_DECADE = -20, 4, 10
 """Magnitudes are counted from 10^LOWEST to 10^HIGHEST, in so many bins a decade."""
 BINS = (HIGHEST - LOWEST) * PER_DECADE
 MOST_VALUES = 1 << 16
@@ -124,7 +124,9 @@ class Uploads:
             for roles, mask in self.masks.items()
         }
         if look:
-            line["magnitudes"] = {role: take(told, BINS + 2) for role in self.magnitudes}
+            line["magnitudes"] = {
+                role: magnitudes_in_words(take(told, BINS + 2)) for role in self.magnitudes
+            }
             line["clients"] = self.clients[:MOST_CLIENTS]
             line["shared"] = {
                 roles: [take(told, len(mask.first)) for _ in mask.first]
@@ -148,12 +150,28 @@ def masks_in_words(shared: int, union: int, kept: int, clients: int, d: int) -> 
     }
 
 
+def magnitudes_in_words(counts: list[int]) -> dict[str, Any]:
+    """Counts by bin, without the empty bins at both ends; the outer bins are counted apart.
+
+    >>> magnitudes_in_words([7] + [0] * 200 + [1, 2] + [0] * 39)
+    {'from': 0.0, 'step': 0.1, 'counts': [1, 2], 'outside': 7}
+    """
+    inner = counts[1:-1]
+    filled = [place for place, count in enumerate(inner) if count] or [0]
+    return {
+        "from": LOWEST + filled[0] / PER_DECADE,
+        "step": 1 / PER_DECADE,
+        "counts": inner[filled[0] : filled[-1] + 1],
+        "outside": counts[0] + counts[-1],
+    }
+
+
 def magnitudes_of(x: Tensor) -> Tensor:
     """How many values lie in each bin of log₁₀|x|; the first and the last bin are open.
 
     >>> counted = magnitudes_of(torch.tensor([0.0, 1.1, -1.2, 1e30]))
     >>> [(place, n) for place, n in enumerate(counted.tolist()) if n]
-    [(0, 1), (101, 2), (121, 1)]
+    [(0, 1), (201, 2), (241, 1)]
     """
     some = x[:: -(-len(x) // MOST_VALUES) or 1]
     place = ((some.abs().log10() - LOWEST) * PER_DECADE).floor().clamp(-1, BINS).to(torch.int64) + 1
