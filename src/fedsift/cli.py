@@ -27,7 +27,7 @@ from fedsift.runs.compare import configs_of
 from fedsift.runs.config import ConfigError, RunConfig, read_values
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import federation_of
-from fedsift.terminal import carry_out, carry_out_all, show_frame
+from fedsift.terminal import carry_out, carry_out_all, carry_out_report, show_frame
 from fedsift.theory.cli import advise, bounds
 
 app = typer.Typer(
@@ -191,7 +191,7 @@ def run(
 
     With no option at all: FedAdam-SSM, 20 clients, 30 rounds, on the digits that come with
     scikit-learn. The folder it leaves holds config.toml, metrics.jsonl, summary.json,
-    checkpoint.safetensors and report.html.
+    uploads.jsonl, clients.json, checkpoint.safetensors and report.html.
 
     For example:
 
@@ -259,6 +259,30 @@ def compare(
             RunFolder(path / each.algorithm).holds(each)  # refuse before anything is made
         folders = [RunFolder.create_or_continue(path / each.algorithm, each) for each in settings]
     carry_out_all(path, list(zip(folders, settings, strict=True)), goal)
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, or folders that hold such folders.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
+) -> None:
+    """Draw runs together in one HTML file that needs no network.
+
+    Runs that differ in their seed alone are summarised by mean and spread. A run that is still
+    going on, or was stopped, is shown as far as it has come.
+
+    For example:
+
+    * `fedsift report runs/digits-fedadam-ssm-20260101-120000`
+
+    * `fedsift report runs/seed-0 runs/seed-1 runs/seed-2 -o seeds.html`
+    """
+    with user_input():
+        carry_out_report(folders, out)
 
 
 @frames.command()

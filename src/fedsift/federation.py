@@ -6,7 +6,7 @@ cohort → local training → frame → checks → weighted mean → broadcast �
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -61,6 +61,14 @@ class Happened:
     train_loss: float
 
 
+OnUpload = Callable[[Spec, Update, int], None]
+"""Called with each upload that is merged: where it belongs, what it holds, and its bytes."""
+
+
+def unwatched(spec: Spec, update: Update, size: int) -> None:
+    """Take no note of an upload."""
+
+
 @dataclass(frozen=True)
 class Federation:
     """A task, a method, and who takes part: all that stays the same from round to round."""
@@ -72,6 +80,7 @@ class Federation:
     dropout: float = 0.0
     min_clients: int = 0
     wire: Wire = counted
+    on_upload: OnUpload = unwatched
 
     def first(self) -> Snapshot:
         """Before round 1: the model's own parameters, which every client is sent."""
@@ -214,6 +223,7 @@ class Inbox:
         self.received += 1
         self.size += size
         self.total.add(update)
+        self.federation.on_upload(spec, update, size)
         if self.federation.algorithm.client_memory:
             self.memory[result.client] = result.memory
 

@@ -19,8 +19,9 @@ from fedsift.codec.header import PartHeader
 from fedsift.codec.inspect import Anatomy, above_limit
 from fedsift.engine.task import Diverged
 from fedsift.federation import Federation
+from fedsift.report.collect import Shown, read_run
 from fedsift.report.figures import accuracy_figure
-from fedsift.report.html import Shown, write_report
+from fedsift.report.html import report_on, write_report
 from fedsift.runs.compare import MIBIT, Row, csv_of, table_of
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder, replace_file
@@ -36,26 +37,47 @@ err = Console(stderr=True)
 def carry_out(folder: RunFolder, config: RunConfig, federation: Federation) -> None:
     """One run from start, or where it stopped, to its end."""
     shown = finish_run(folder, config, federation)
-    report = folder.path / "report.html"
-    write_report([shown], report, f"{config.algorithm} on {config.dataset}")
     out.print(summary_table(shown.summary))
-    say_where("report", report)
+    with drawn(folder.path / "report.html", folder.path) as report:
+        write_report([shown], report, f"{config.algorithm} on {config.dataset}")
 
 
 def carry_out_all(path: Path, runs: Sequence[Run], target: float) -> None:
     """Every run of a comparison, then its table, figure and report."""
     # Each federation is built when its turn comes, and gone with its data when it has passed.
     shown = [finish_run(folder, config, federation_of(config)) for folder, config in runs]
-    histories = {each.name: each.history for each in shown}
+    histories = {each.algorithm: each.history for each in shown}
     rows = table_of(histories, target)
     title = f"{runs[0][1].dataset}, {runs[0][1].partition}: Mibit a client to {100 * target:.1f} %"
     replace_file(path / "compare.csv", csv_of(rows).encode())
-    accuracy_figure(histories, path / "compare.png", title, target)
-    write_report(shown, path / "report.html", title, rows)
     out.print(comparison_table(rows, title))
     say_where("table", path / "compare.csv")
-    say_where("figure", path / "compare.png")
-    say_where("report", path / "report.html")
+    with drawn(path / "compare.png", path) as figure:
+        accuracy_figure(histories, figure, title, target)
+    with drawn(path / "report.html", path) as report:
+        write_report(shown, report, title, target)
+
+
+def carry_out_report(paths: Sequence[Path], path: Path) -> None:
+    """The report of runs that were made before."""
+    runs = report_on(paths, path)
+    err.print(f"{len(runs)} run{'s' if len(runs) > 1 else ''}", highlight=False)
+    say_where("report", path)
+
+
+@contextmanager
+def drawn(path: Path, folder: Path) -> Iterator[Path]:
+    """Say where a figure or report is; a machine that only trains can do without them."""
+    kind = "report" if path.suffix == ".html" else "figure"
+    try:
+        yield path
+        say_where(kind, path)
+    except ModuleNotFoundError as missing:
+        print(
+            f"no {kind}, as {missing.name} is not installed here; "
+            f"make it elsewhere with: fedsift report {folder}",
+            file=sys.stderr,
+        )
 
 
 def finish_run(folder: RunFolder, config: RunConfig, federation: Federation) -> Shown:
@@ -78,7 +100,7 @@ def _finish_run(folder: RunFolder, config: RunConfig, federation: Federation) ->
             step(record)
     summary = summarise(config, federation, history)
     folder.finish(summary)
-    return Shown(config.algorithm, history, summary)
+    return read_run(folder.path)
 
 
 @contextmanager

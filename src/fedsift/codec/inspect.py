@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 
 from fedsift.codec.errors import require
-from fedsift.codec.frame import unseal
-from fedsift.codec.header import Header, PartHeader, read_header
+from fedsift.codec.frame import CHECKSUM_BYTES, Spec, unseal
+from fedsift.codec.header import Header, PartHeader, read_header, write_header
+from fedsift.codec.index import CODERS
+from fedsift.codec.update import Part, Update
 
 
 @dataclass(frozen=True)
@@ -51,3 +53,37 @@ def above_limit(part: PartHeader, d: int) -> float | None:
     """A mask's bits over the uniform limit; below 1 where the mask is clustered."""
     limit = information_limit(d, part.k)
     return 8 * part.index_bytes / limit if part.index is not None and limit > 0 else None
+
+
+def bytes_by_part(update: Update, spec: Spec, size: int) -> dict[str, int]:
+    """What the bytes of one client's frame are for: ``header``, ``mask``, ``w``, ``m`` and ``v``.
+
+    Only masks vary in size, so that nothing has to be encoded, nor looked at on a device. To the
+    masks go their payloads and the fields that say how long those are; to the header all else, the
+    checksum included.
+
+    >>> from torch import nn, tensor
+    >>> from fedsift.codec.frame import encoded_size
+    >>> from fedsift.codec.update import dense
+    >>> from fedsift.vector import Layout
+    >>> spec = Spec(Layout.of(nn.Linear(1, 1)), "fedsgd")
+    >>> update = Update(dense({"w": tensor([[1.0, 2.0]])}), (1.0,))
+    >>> bytes_by_part(update, spec, encoded_size(update, spec))
+    {'header': 50, 'w': 8}
+    """
+    parts = tuple(_without_mask(part, spec.layout.d) for part in update.parts)
+    header = Header(
+        spec.run, spec.base, spec.algorithm, spec.round, spec.client, spec.layout.d, 0.0, parts
+    )
+    masks = sum(part.index is not None for part in parts)  # each has one byte for "no bytes"
+    sizes = {"header": len(write_header(header)) - masks + CHECKSUM_BYTES}
+    values = [pair for part in parts for pair in zip(part.roles, part.value_bytes, strict=True)]
+    if masks:
+        sizes["mask"] = size - sizes["header"] - sum(count for _, count in values)
+    return {**sizes, **dict(values)}
+
+
+def _without_mask(part: Part, d: int) -> PartHeader:
+    k = d if part.indices is None else part.indices.shape[-1]
+    coders = tuple(coded.coder for coded in part.values.values())
+    return PartHeader(tuple(part.values), k, None if part.indices is None else CODERS[0], 0, coders)

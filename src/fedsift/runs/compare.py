@@ -56,16 +56,21 @@ def configs_of(algorithms: Sequence[str], values: Mapping[str, Any]) -> list[Run
     ]
 
 
+def reached(history: Sequence[Record], target: float) -> Record | None:
+    """The first round whose test accuracy reached the target."""
+    return next((r for r in history if (r["accuracy"] or 0) >= target), None)
+
+
 def row_of(algorithm: str, history: Sequence[Record], target: float) -> Row:
     """What an algorithm had sent when its test accuracy first reached the target."""
-    reached = next((r for r in history if (r["accuracy"] or 0) >= target), None)
+    then = reached(history, target)
     accuracies = column(history, "accuracy")
     return Row(
         algorithm,
         target,
-        None if reached is None else float(reached["uplink_bits_paper"] or 0) / MIBIT,
-        None if reached is None else float(reached["uplink_bytes"] or 0) / 1e6,
-        None if reached is None else int(reached["round"] or 0),
+        None if then is None else float(then["uplink_bits_paper"] or 0) / MIBIT,
+        None if then is None else float(then["uplink_bytes"] or 0) / 1e6,
+        None if then is None else int(then["round"] or 0),
         max(accuracies),
         accuracies[-1],
     )

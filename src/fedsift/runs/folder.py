@@ -1,4 +1,4 @@
-"""The files of a run: config.toml, metrics.jsonl, checkpoint.safetensors, summary.json."""
+"""The files of a run: its configuration, metrics, uploads, clients, checkpoint and summary."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run on disk. Every file but metrics.jsonl is replaced whole or not at all."""
+    """A run on disk. Every file but those of lines is replaced whole or not at all."""
 
     path: Path
 
@@ -45,6 +45,16 @@ class RunFolder:
     def metrics_file(self) -> Path:
         """One JSON object a round."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def uploads_file(self) -> Path:
+        """One JSON object a round on what was uploaded; not every run has it."""
+        return self.path / "uploads.jsonl"
+
+    @property
+    def clients_file(self) -> Path:
+        """The clients' data in numbers; not every run has it."""
+        return self.path / "clients.json"
 
     @property
     def checkpoint_file(self) -> Path:
@@ -117,25 +127,31 @@ class RunFolder:
         settings = {key: value for key, value in self.config().flat().items() if key != "rounds"}
         return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
-    def append(self, record: Record) -> None:
-        """Add a round's metrics."""
-        with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+    def append(self, record: Record, uploads: Mapping[str, Any]) -> None:
+        """Add a round's metrics, and what its uploads were like."""
+        for file, line in ((self.uploads_file, uploads), (self.metrics_file, record)):
+            with file.open("a", encoding="utf-8") as opened:
+                opened.write(json.dumps(line) + "\n")
 
     def history(self) -> list[Record]:
         """The metrics of each round from 1 on, up to the first line that is not the next one."""
-        if not self.metrics_file.exists():
-            return []
         records: list[Record] = []
-        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                break  # a crash cut it off
-            if not isinstance(record, dict) or record.get("round") != len(records) + 1:
+        for record in objects_in(self.metrics_file):
+            if record.get("round") != len(records) + 1:
                 break
             records.append(record)
         return records
+
+    def uploads(self) -> list[dict[str, Any]]:
+        """What the uploads of each round were like, as far as that was recorded."""
+        return [
+            line for line in objects_in(self.uploads_file) if isinstance(line.get("round"), int)
+        ]
+
+    def write_clients(self, labels: list[list[int]] | None) -> None:
+        """Write down how many samples of each class each client has, where that is known."""
+        if labels is not None:
+            replace_file(self.clients_file, (json.dumps({"labels": labels}) + "\n").encode())
 
     def rewind(self, round: int) -> list[Record]:
         """Drop the metrics of rounds after the given one, and give the others."""
@@ -145,8 +161,10 @@ class RunFolder:
                 f"{self.metrics_file} has {len(history)} of the {round} rounds before the "
                 "checkpoint: the run cannot go on from here"
             )
-        text = "".join(json.dumps(record) + "\n" for record in history)
-        replace_file(self.metrics_file, text.encode())
+        replace_file(self.metrics_file, lines_of(history))
+        if self.uploads_file.exists():
+            kept = [line for line in self.uploads() if line["round"] <= round]
+            replace_file(self.uploads_file, lines_of(kept))
         return history
 
     def save(self, checkpoint: Checkpoint, federation: Federation) -> None:
@@ -162,8 +180,9 @@ class RunFolder:
         about["digest"] = digest(about, tensors)
         partial = self.checkpoint_file.with_suffix(".partial")
         save_file(tensors, partial, metadata={"fedsift": json.dumps(about)})
-        if self.metrics_file.exists():
-            to_disk(self.metrics_file)  # a checkpoint must never outlive its metrics
+        for file in (self.uploads_file, self.metrics_file):
+            if file.exists():
+                to_disk(file)  # a checkpoint must never outlive its metrics
         settle(partial, self.checkpoint_file)
 
     def load(self, federation: Federation, device: str) -> Checkpoint | None:
@@ -232,6 +251,31 @@ def digest(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
         hasher.update(name.encode())
         hasher.update(raw_bytes(tensors[name]))
     return hasher.hexdigest()
+
+
+def objects_in(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file, one a line, up to the first line that is none."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            break  # a crash cut it off
+        if not isinstance(record, dict):
+            break
+        found.append(record)
+    return found
+
+
+def lines_of(records: Iterable[Mapping[str, Any]]) -> bytes:
+    r"""JSON objects, one a line.
+
+    >>> lines_of([{"round": 1}])
+    b'{"round": 1}\n'
+    """
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
 def exists(path: Path) -> bool:

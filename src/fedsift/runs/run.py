@@ -7,7 +7,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fedsift.models import build
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import Checkpoint, RunFolder, column
 from fedsift.runs.tensorboard import require_tensorboard
+from fedsift.runs.uploads import Uploads, labels_of
 from fedsift.simulation import Record, play, prepare
 
 
@@ -77,9 +78,12 @@ def go(
     """
     keeper = Keeper(folder, federation, start)
     saved = start.checkpoint
+    uploads = Uploads(federation.task.layout.d)
+    watched = replace(federation, on_upload=uploads.take)
+    folder.write_clients(labels_of(federation.task))
     try:
-        for snapshot, record in play(federation, saved.snapshot, rounds, saved.seconds):
-            folder.append(record)
+        for snapshot, record in play(watched, saved.snapshot, rounds, saved.seconds):
+            folder.append(record, uploads.sum_up(snapshot.round))
             keeper.offer(snapshot, float(record["seconds"] or 0))
             yield record
     finally:

@@ -1,0 +1,298 @@
+"""The runs of a report: found on disk, and ordered into tasks and groups of seeds."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from fedsift.runs.compare import MIBIT, reached
+from fedsift.runs.config import ConfigError, read_values
+from fedsift.runs.folder import RunFolder
+from fedsift.simulation import Record
+
+NOT_A_METHOD = ("seed", "device", "tensorboard", "wire")
+"""Settings that runs of one group may differ in: all but the seed leave the results as they are."""
+COLOURS = {
+    "fedadam-ssm": (0, "solid"),
+    "fedadam": (1, "solid"),
+    "fedadam-top": (2, "solid"),
+    "fairness-top": (3, "solid"),
+    "onebit-adam": (4, "solid"),
+    "efficient-adam": (4, "dash"),
+    "fedadam-ssm-m": (5, "solid"),
+    "fedadam-ssm-v": (5, "dash"),
+    "sift": (6, "solid"),
+    "fedsgd": (7, "solid"),
+    "sparse-fedsgd": (7, "dash"),
+}
+"""A method's colour, as a place in the palette, and dash: the same in every report."""
+PALETTE = 8
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One run as the report shows it; what a run has not recorded is empty."""
+
+    summary: Mapping[str, Any]
+    history: Sequence[Record]
+    uploads: Sequence[Mapping[str, Any]] = ()
+    labels: Sequence[Sequence[int]] = ()
+    folder: str = ""
+
+    @property
+    def algorithm(self) -> str:
+        """The method's name."""
+        return str(self.summary.get("algorithm", "unnamed"))
+
+    def setting(self, key: str) -> Any:
+        """A setting; θ counts only where it does something."""
+        if key == "theta" and self.summary.get("partition") != "dirichlet":
+            return None
+        return self.summary.get(key)
+
+
+@dataclass
+class Group:
+    """Runs that differ in their seed alone."""
+
+    runs: list[Shown]
+    name: str = ""
+    colour: int = 0
+    dash: str = "solid"
+
+    @property
+    def first(self) -> Shown:
+        """The run that stands for all where one is enough."""
+        return self.runs[0]
+
+    @property
+    def length(self) -> int:
+        """Rounds that every run has."""
+        return min(len(run.history) for run in self.runs)
+
+    def means(self, value: Callable[[Record], float | None]) -> list[float | None]:
+        """The mean over the runs in each round; None where one has no value."""
+        return [
+            fmean(x for x in column if x is not None) if None not in column else None
+            for column in self.columns(value)
+        ]
+
+    def columns(self, value: Callable[[Record], float | None]) -> list[list[float | None]]:
+        """Each round's values, one a run."""
+        return [[value(run.history[n]) for run in self.runs] for n in range(self.length)]
+
+
+@dataclass
+class Task:
+    """What can be compared: all runs on one data set with one model."""
+
+    name: str
+    groups: list[Group] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[Shown]:
+        """Every run of the task."""
+        return [run for group in self.groups for run in group.runs]
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """The folders of all runs in or below the given ones, each once."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        here = sorted(file.parent for file in path.rglob("config.toml"))
+        runs = [folder for folder in here if RunFolder(folder).history()]
+        if not runs:
+            why = "no finished round in it" if here else "there is no run in it"
+            raise ConfigError(f"{path} cannot be reported on: {why}")
+        found.update(dict.fromkeys(runs))
+    return list(found)
+
+
+def find_target(paths: Sequence[Path]) -> float | None:
+    """The target of the first comparison among the folders."""
+    for path in paths:
+        for parent in (path, path.parent):
+            file = parent / "compare.csv"
+            if file.exists():
+                with file.open(newline="", encoding="utf-8") as lines:
+                    return next((float(row["target"]) for row in csv.DictReader(lines)), None)
+    return None
+
+
+def read_run(path: Path) -> Shown:
+    """A run's folder, as much of it as there is."""
+    folder = RunFolder(path)
+    history, settings = folder.history(), read_values(folder.config_file)
+    summary = read_object(folder.summary_file) or summary_so_far(settings, history)
+    labels = read_object(folder.clients_file).get("labels", ())
+    return Shown(summary, history, folder.uploads(), labels, str(path))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object in a file; nothing if there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"cannot read {path}: {problem}") from None
+    return found if isinstance(found, dict) else {}
+
+
+def summary_so_far(settings: Mapping[str, Any], history: Sequence[Record]) -> dict[str, Any]:
+    """What summary.json would say of a run that has not ended."""
+    seconds = float(history[-1].get("seconds") or 0)
+    accuracies = [x for r in history if (x := r.get("accuracy")) is not None]
+    return {
+        **settings,
+        "final_accuracy": accuracies[-1] if accuracies else None,
+        "best_accuracy": max(accuracies, default=None),
+        **{k: history[-1].get(k) for k in ("uplink_bits_paper", "uplink_bytes", "downlink_bytes")},
+        "seconds": seconds,
+        "seconds_per_round": seconds / len(history),
+        "stopped_after": len(history),
+    }
+
+
+def order(runs: Sequence[Shown]) -> list[Task]:
+    """The runs by task, and in it by group; groups have names that tell them apart."""
+    tasks: dict[str, Task] = {}
+    groups: dict[str, Group] = {}
+    for run in runs:
+        name = f"{run.setting('dataset')}, {run.setting('model')}"
+        key = json.dumps([name, {k: run.setting(k) for k in settings_of(run)}], default=str)
+        if key not in groups:
+            groups[key] = Group([])
+            tasks.setdefault(name, Task(name)).groups.append(groups[key])
+        groups[key].runs.append(run)
+    for task in tasks.values():
+        name_groups(task.groups)
+    return list(tasks.values())
+
+
+def settings_of(run: Shown) -> list[str]:
+    """The settings that make a method's group."""
+    results = {*RESULTS, "parameters", "environment", *NOT_A_METHOD}
+    return sorted(key for key in run.summary if key not in results)
+
+
+RESULTS = (
+    "final_accuracy",
+    "best_accuracy",
+    "uplink_bits_paper",
+    "uplink_bytes",
+    "downlink_bytes",
+    "seconds",
+    "seconds_per_round",
+    "stopped_after",
+)
+"""Keys of a summary that are no settings."""
+
+
+def name_groups(groups: Sequence[Group]) -> None:
+    """Give each group a name, a colour and a dash of its own; a method keeps its colour."""
+    by_method: dict[str, list[Group]] = {}
+    for group in groups:
+        by_method.setdefault(group.first.algorithm, []).append(group)
+    for place, (method, variants) in enumerate(by_method.items()):
+        differing = [k for k in all_settings(variants) if len(values_of(variants, k)) > 1]
+        colour, dash = COLOURS.get(method, (place % PALETTE, "longdash"))
+        for number, group in enumerate(variants):
+            said = [
+                f"{key.replace('_', '-')} {value}"
+                for key in differing
+                if (value := group.first.setting(key)) is not None
+            ]
+            group.name = " · ".join([method, *said])
+            if len(by_method) == 1:  # variants of one method: told apart by colour
+                group.colour = (colour + number) % PALETTE
+            else:
+                group.colour = colour
+                group.dash = dash if len(variants) == 1 else DASHES[number % len(DASHES)]
+
+
+def all_settings(groups: Sequence[Group]) -> list[str]:
+    """Every setting that some group has."""
+    return list(dict.fromkeys(key for group in groups for key in settings_of(group.first)))
+
+
+def values_of(groups: Sequence[Group], key: str) -> set[str]:
+    """The values that a setting takes among the groups."""
+    return {str(group.first.setting(key)) for group in groups}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Some runs' values of one figure: their mean and their deviation.
+
+    >>> str(Spread((1.0, 2.0, 3.0))), str(Spread((1.0,))), str(Spread((1.0, None)))
+    ('2.00 ± 1.00', '1.00', '∞')
+    """
+
+    values: tuple[float | None, ...]
+
+    @property
+    def mean(self) -> float | None:
+        """The mean; None if a run has no value."""
+        known = self.known
+        return fmean(known) if known and len(known) == len(self.values) else None
+
+    @property
+    def known(self) -> list[float]:
+        """The values of the runs that have one."""
+        return [x for x in self.values if x is not None]
+
+    def text(self, missing: str = "∞") -> str:
+        """To two decimals, with the deviation where the runs differ."""
+        if self.mean is None:
+            return missing
+        spread = f" ± {stdev(self.known):.2f}" if len(set(self.known)) > 1 else ""
+        return f"{self.mean:.2f}{spread}"
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def to_target(group: Group, target: float, value: Callable[[Record], float]) -> Spread:
+    """What each run of a group had used when its accuracy first reached the target."""
+    found = [reached(run.history, target) for run in group.runs]
+    return Spread(tuple(None if record is None else value(record) for record in found))
+
+
+def likely_target(task: Task) -> float | None:
+    """A target worth comparing at: 95 % of the best accuracy, in whole percent."""
+    best = max((run.summary.get("best_accuracy") or 0 for run in task.runs), default=0)
+    return int(95 * best) / 100 if best else None
+
+
+def best_first(task: Task, target: float | None) -> Task:
+    """The groups by what they need to reach the target; then by their best accuracy."""
+
+    def rank(group: Group) -> tuple[float, float]:
+        bits = to_target(group, target, mibit).mean if target else None
+        best = Spread(tuple(run.summary.get("best_accuracy") for run in group.runs)).mean
+        return (math.inf if bits is None else bits), -(best or 0)
+
+    return Task(task.name, sorted(task.groups, key=rank))
+
+
+def mibit(record: Record) -> float:
+    """What a client had sent by the paper's formula, in Mibit."""
+    return float(record["uplink_bits_paper"] or 0) / MIBIT
+
+
+def megabytes(record: Record) -> float:
+    """What a client had sent, in MB."""
+    return float(record["uplink_bytes"] or 0) / 1e6
+
+
+def both_ways(record: Record) -> float:
+    """What a client had sent and received, in MB."""
+    return megabytes(record) + float(record["downlink_bytes"] or 0) / 1e6

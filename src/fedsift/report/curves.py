@@ -1,0 +1,165 @@
+"""Accuracy and loss against traffic and rounds: a line a group, a band that spans its seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedsift.report.charts import HEIGHT, Block, Chart, View, chart, curve
+from fedsift.report.collect import Group, Task, both_ways, megabytes, mibit
+from fedsift.simulation import Record
+
+
+def accuracy_by_traffic(task: Task) -> Block:
+    """Test accuracy against what a client sent."""
+    axes: dict[str, tuple[str, Callable[[Record], float]]] = {
+        "Mibit": ("uplink a client by the paper's formula, Mibit", mibit),
+        "MB up": ("uplink a client, MB", megabytes),
+        "MB up + down": ("uplink and downlink a client, MB", both_ways),
+        "time": ("time, s", lambda r: float(r["seconds"] or 0)),
+    }
+    groups = [g for g in task.groups if any(x is not None for x in g.means(accuracy))]
+    views = [
+        View(name, [curves(groups, x, accuracy, title, "test accuracy", percent=True)])
+        for name, (title, x) in axes.items()
+    ]
+    note = "Up and to the left is better: more accuracy for less traffic."
+    return Block("Accuracy against traffic", note, views if groups else [])
+
+
+def by_rounds(task: Task) -> Block:
+    """Accuracy and losses against rounds."""
+    columns = {"accuracy": "test accuracy", "loss": "test loss", "train_loss": "training loss"}
+    views = []
+    for key, title in columns.items():
+        value = column(key)
+        groups = [g for g in task.groups if any(x is not None for x in g.means(value))]
+        if groups:
+            percent = key == "accuracy"
+            views.append(View(title, [curves(groups, rounds, value, "round", title, percent)]))
+    several = any(len(group.runs) > 1 for group in task.groups)
+    note = "The mean over the seeds; the band spans their lowest and highest." if several else ""
+    return Block("Progress by round", note, views)
+
+
+def column(key: str) -> Callable[[Record], float | None]:
+    """A column of the metrics."""
+    return lambda record: record.get(key)
+
+
+accuracy = column("accuracy")
+
+
+def rounds(record: Record) -> float:
+    """The round."""
+    return float(record["round"] or 0)
+
+
+def curves(
+    groups: Sequence[Group],
+    x: Callable[[Record], float],
+    y: Callable[[Record], float | None],
+    x_title: str,
+    y_title: str,
+    percent: bool = False,
+) -> Chart:
+    """A line for each group with its name at the end."""
+    traces: list[Chart] = []
+    ends: list[tuple[Group, float, float]] = []
+    for group in reversed(groups):  # the best is drawn last, and so lies on top
+        xs, ys = group.means(x), group.means(y)
+        known = [(a, b) for a, b in zip(xs, ys, strict=True) if a is not None and b is not None]
+        if len(group.runs) > 1:
+            traces += band(group, xs, y)
+        number = "%{y:.2%}" if percent else "%{y:.2f}"
+        traces.append(curve(group, xs, ys, f"{number} at %{{x:.2f}}"))
+        if known:
+            ends.append((group, *known[-1]))
+    lows = [value for group in groups for value in group.means(y) if value is not None]
+    low, high = min(lows), max(lows)
+    room = 0.04 * (high - low) or 0.01
+    totals = [end[1] for end in ends]
+    is_log = x is not rounds and max(totals) > 3 * min(totals) > 0
+    x_axis = {"title": x_title, **(log_axis(groups, x) if is_log else {"rangemode": "tozero"})}
+    y_axis: dict[str, Any] = {"title": y_title, "range": [low - room, high + room]}
+    if percent:
+        y_axis["tickformat"] = ".0%"
+    named = len(groups) > 1 and x is rounds
+    notes = end_labels(ends, low - room, high + room) if named else []
+    return chart(traces, x_axis, y_axis, annotations=notes, target=percent)
+
+
+def band(
+    group: Group, xs: Sequence[float | None], y: Callable[[Record], float | None]
+) -> list[Chart]:
+    """The area between the lowest and the highest of a group's runs."""
+    known = [
+        (a, [x for x in column if x is not None])
+        for a, column in zip(xs, group.columns(y), strict=True)
+        if None not in column
+    ]
+    common = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+    sides = [
+        {**common, "x": [a for a, _ in known], "y": [side(c) for _, c in known]}
+        for side in (min, max)
+    ]
+    sides[1] |= {"fill": "tonexty", "fillcolor": f"--c{group.colour}/0.15"}
+    return [{**side, "legendgroup": group.name} for side in sides]
+
+
+def end_labels(ends: Sequence[tuple[Group, float, float]], low: float, high: float) -> list[Chart]:
+    """The groups' names right of their lines' ends, none over another."""
+    gap = 17 / (HEIGHT - 56) * (high - low)
+    placed = apart([y for _, _, y in ends], gap, low, high)
+    return [
+        {
+            "name": "end",
+            "x": 1,
+            "xref": "paper",
+            "y": y,
+            "text": group.name,
+            "legendgroup": group.name,
+            "font": {"color": f"--c{group.colour}", "size": 12},
+            "xanchor": "left",
+            "showarrow": False,
+        }
+        for (group, _, _), y in zip(ends, placed, strict=True)
+    ]
+
+
+def apart(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Heights moved as little as keeps them a gap apart and in the range, in the same order.
+
+    >>> apart([1.0, 1.0, 5.0], 1.0, 0.0, 5.0)
+    [0.5, 1.5, 5.0]
+    >>> apart([5.0, 5.0], 1.0, 0.0, 5.0)
+    [4.0, 5.0]
+    """
+    piles: list[tuple[float, list[int]]] = []  # the middle of each pile, and who is in it
+
+    def pile(members: list[int]) -> tuple[float, list[int]]:
+        half = gap * (len(members) - 1) / 2
+        middle = sum(heights[n] for n in members) / len(members)
+        return max(low + half, min(high - half, middle)), members
+
+    for n in sorted(range(len(heights)), key=lambda n: heights[n]):
+        new = pile([n])
+        while piles and piles[-1][0] + gap * (len(piles[-1][1]) + len(new[1])) / 2 > new[0]:
+            new = pile(piles.pop()[1] + new[1])
+        piles.append(new)
+    placed = list(heights)
+    for middle, members in piles:
+        for place, n in enumerate(members):
+            placed[n] = middle + gap * (place - (len(members) - 1) / 2)
+    return placed
+
+
+def log_axis(groups: Sequence[Group], x: Callable[[Record], float]) -> dict[str, Any]:
+    """A logarithmic axis with round numbers on it."""
+    every = [value for group in groups for value in group.means(x) if value]
+    decades = range(math.floor(math.log10(min(every))), math.ceil(math.log10(max(every))) + 1)
+    ratio = max(every) / min(every)
+    steps = (1, 2, 5) if ratio < 30 else (1, 3) if ratio < 3000 else (1,)
+    ticks = [float(f"{step}e{decade}") for decade in decades for step in steps]
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}

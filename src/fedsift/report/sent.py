@@ -1,0 +1,270 @@
+"""What was uploaded, and from which data: bytes by part, masks, magnitudes, labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedsift.report.charts import Block, Chart, View, chart, curve
+from fedsift.report.collect import Group, Shown, Task
+
+PARTS = {
+    "w": ("ΔW", "--w"),
+    "m": ("ΔM", "--m"),
+    "v": ("ΔV", "--v"),
+    "mask": ("mask", "--mask"),
+    "header": ("header", "--header"),
+}
+"""What a message's bytes are for: name and colour."""
+
+
+def bytes_by_part(task: Task) -> Block:
+    """Bytes of a mean upload by what they are for, in kB and as a share."""
+    sizes = {g.name: s for g in task.groups if (s := mean_upload(g.runs))}
+    names = list(sizes)[::-1]
+    found = []
+    for share in (False, True):
+        traces = []
+        for part, (title, colour) in PARTS.items():
+            shown = [sizes[name].get(part, 0.0) for name in names]
+            whole = [sum(sizes[name].values()) for name in names]
+            values = [100 * x / y if share else x / 1e3 for x, y in zip(shown, whole, strict=True)]
+            if any(shown):
+                traces.append(bar(names, values, title, colour, share))
+        unit = "share of an upload, %" if share else "kB an upload"
+        totals = [] if share else [total_label(n, sum(s.values()) / 1e3) for n, s in sizes.items()]
+        most = 1.15 * max((sum(s.values()) / 1e3 for s in sizes.values()), default=1)
+        x = {"title": unit, "range": [0, 100 if share else most]}
+        found.append(
+            chart(traces, x, {"showgrid": False, "ticks": "outside", "ticklen": 4}, barmode="stack",
+                  annotations=totals, legend=True, height=150 + 34 * len(names))
+        )  # fmt: skip
+    note = "A client's mean upload over all rounds. The shared mask is paid for once."
+    return Block("Where the bytes go", note, [View("", found)] if sizes else [], wide=True)
+
+
+def mean_upload(runs: Sequence[Shown]) -> dict[str, float]:
+    """Bytes of a mean upload, by part."""
+    lines = [line for run in runs for line in run.uploads]
+    uploads = sum(line.get("uploads", 0) for line in lines)
+    if not uploads:
+        return {}
+    return {part: sum(line["bytes"].get(part, 0) for line in lines) / uploads for part in PARTS}
+
+
+def bar(names: list[str], values: list[float], title: str, colour: str, share: bool) -> Chart:
+    """One part's bars."""
+    unit = "%" if share else "kB"
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "y": names,
+        "x": values,
+        "name": title,
+        "marker": {"color": colour},
+        "hovertemplate": f"{title}: %{{x:.2f}} {unit}<extra>%{{y}}</extra>",
+    }
+
+
+def total_label(name: str, kilobytes: float) -> Chart:
+    """A bar's length in figures."""
+    return {
+        "x": kilobytes,
+        "y": name,
+        "text": f" {kilobytes:.2f}",
+        "xanchor": "left",
+        "showarrow": False,
+    }
+
+
+def overlap(task: Task) -> Block:
+    """How alike two clients' masks are, and how much they cover together."""
+    alike, cover, chances = [], [], set()
+    for group in reversed(task.groups):
+        lines = [line for line in group.first.uploads if line.get("masks")]
+        for roles in dict.fromkeys(roles for line in lines for roles in line["masks"]):
+            known = [(line["round"], line["masks"].get(roles)) for line in lines]
+            xs = [n for n, mask in known if mask]
+            masks = [mask for _, mask in known if mask]
+            said = f"{'mask' if len(roles) > 1 else 'mask of Δ' + roles.upper()}: %{{y:.2%}}"
+            dash = {} if len(roles) > 1 else {"line": role_line(group, roles)}
+            alike.append(curve(group, xs, [m["overlap"] for m in masks], said, **dash))
+            cover.append(curve(group, xs, [m["union"] for m in masks], said, **dash))
+            d = group.first.summary.get("parameters")
+            chances |= {round(m["kept"] / d, 4) for m in masks[:1] if d}
+    if not alike:
+        return Block("", "")
+    y = {"title": "overlap of two clients' masks", "tickformat": ".0%", "rangemode": "tozero"}
+    together = {**y, "title": "coordinates that any client sends"}
+    charts = [
+        chart(alike, {"title": "round"}, y, **levels(chances, "by chance")),
+        chart(cover, {"title": "round"}, together, **levels(chances, "one client")),
+    ]
+    note = (
+        "Left: the share of its coordinates that a client has in common with another, mean over "
+        "all pairs. Right: what all clients together touch, which is what comes back down."
+    )
+    if any("of Δ" in trace["hovertemplate"] for trace in alike):
+        note += " A method with a mask for each of ΔW, ΔM and ΔV: solid, dashed, dotted."
+    return Block("Do clients choose the same coordinates?", note, [View("", charts)], wide=True)
+
+
+def role_line(group: Group, role: str) -> dict[str, Any]:
+    """The line of one of three masks."""
+    dash = {"w": "solid", "m": "dash", "v": "dot"}[role]
+    return {"color": f"--c{group.colour}", "dash": dash, "width": 2}
+
+
+def level(y: float, text: str) -> tuple[Chart, Chart]:
+    """A thin line across the chart, and its name."""
+    shape = {
+        "type": "line",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "y0": y,
+        "y1": y,
+        "line": {"color": "--muted", "width": 1, "dash": "dot"},
+    }
+    label = {
+        "xref": "paper",
+        "x": 1,
+        "y": y,
+        "text": text,
+        "xanchor": "right",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"color": "--muted", "size": 11},
+    }
+    return shape, label
+
+
+def levels(heights: Iterable[float], what: str) -> dict[str, Any]:
+    """Lines across a chart as parts of its layout."""
+    made = [level(y, f"{what} {y:.2%}") for y in sorted(heights)]
+    return {"shapes": [shape for shape, _ in made], "annotations": [label for _, label in made]}
+
+
+def pairs(task: Task) -> Block:
+    """The overlap of each pair of clients, as a square."""
+    views = []
+    for group in task.groups:
+        lines = [line for line in group.first.uploads if any(line.get("shared", {}).values())]
+        for line in lines if len(task.groups) == 1 else lines[-1:]:
+            name = f"round {line['round']}"
+            views.append(
+                View(name if len(task.groups) == 1 else f"{group.name}, {name}", [square(line)])
+            )
+    note = "The share of a client's coordinates that another one sends, too; at most 20 clients."
+    return Block("Which clients are alike?", note, views[::-1] if len(task.groups) == 1 else views)
+
+
+def square(line: Mapping[str, Any]) -> Chart:
+    """One round's pairs."""
+    roles = next(r for r in line["shared"])
+    shared, clients = line["shared"][roles], [str(n) for n in line["clients"]]
+    share = [
+        [None if i == j else n / row[i] for j, n in enumerate(row)] for i, row in enumerate(shared)
+    ]
+    trace = {
+        "type": "heatmap",
+        "x": clients,
+        "y": clients,
+        "z": share,
+        "colorscale": "sequential",
+        "xgap": 1,
+        "ygap": 1,
+        "colorbar": {"tickformat": ".0%"},
+        "hovertemplate": "clients %{y} and %{x}: %{z:.2%}<extra></extra>",
+    }
+    axis = {"type": "category", "showgrid": False, "title": "client"}
+    return chart([trace], axis, {**axis, "autorange": "reversed"})
+
+
+def magnitudes(task: Task) -> Block:
+    """The densities of log₁₀ |ΔW|, |ΔM| and |ΔV| in some rounds."""
+    views = []
+    for group in task.groups:
+        lines = [line for line in group.first.uploads if any(line.get("magnitudes", {}).values())]
+        if lines:
+            views.append(View(group.name, [density(lines, role) for role in ("w", "m", "v")]))
+    views = [View(v.name, [c for c in v.charts if c["data"]]) for v in views]
+    note = (
+        "The values that clients sent, all of a round together, in rounds 1, 2, 5, 10 and so on. "
+        "A curve's area is the share of values that are not zero."
+    )
+    return Block("How large are the updates?", note, views, wide=True)
+
+
+def density(lines: Sequence[Mapping[str, Any]], role: str) -> Chart:
+    """One role's density, a line a round."""
+    known = [(line["round"], line["magnitudes"].get(role)) for line in lines]
+    known = [(n, found) for n, found in known if found and any(found["counts"])]
+    traces = []
+    for number, (n, found) in enumerate(known):
+        counts, step = [0, *found["counts"], 0], found["step"]
+        whole = sum(counts) + found["outside"]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": [found["from"] + (place - 0.5) * step for place in range(len(counts))],
+                "y": [count / whole / step for count in counts],
+                "name": f"round {n}",
+                "line": {"color": f"--s{shade(number, len(known))}", "width": 2},
+                "hovertemplate": f"10^%{{x:.2f}}: %{{y:.2f}}<extra>round {n}</extra>",
+            }
+        )
+    name = PARTS[role][0]
+    y = {"title": "density, a decade", "rangemode": "tozero"}
+    return chart(traces, {"title": f"log₁₀ |{name}|"}, y, legend=True, height=300)
+
+
+def shade(number: int, count: int) -> int:
+    """One of the seven shades, the last for the last round.
+
+    >>> [shade(n, 3) for n in range(3)]
+    [0, 3, 6]
+    """
+    return 6 if count == 1 else round(6 * number / (count - 1))
+
+
+def labels(task: Task) -> Block:
+    """How many samples of each class each client has."""
+    by_seed = {run.setting("seed"): run.labels for run in reversed(task.runs) if run.labels}
+    seeds = sorted(by_seed, key=str)
+    views = [View(f"seed {seed}", [data_chart(by_seed[seed])]) for seed in seeds]
+    note = "Samples of each class on each client, and all of a client's on top."
+    return Block("Who has which data?", note, views)
+
+
+def data_chart(counts: Sequence[Sequence[int]]) -> Chart:
+    """Samples by class and client, below the clients' totals."""
+    clients = list(range(len(counts)))
+    classes = list(range(len(counts[0])))
+    cells = {
+        "type": "heatmap",
+        "x": clients,
+        "y": classes,
+        "z": [[row[c] for row in counts] for c in classes],
+        "colorscale": "sequential",
+        "xgap": 1 if len(clients) <= 100 else 0,
+        "ygap": 1,
+        "showscale": True,
+        "colorbar": {"len": 0.78, "y": 0, "yanchor": "bottom"},
+        "hovertemplate": "client %{x}, class %{y}: %{z:,} samples<extra></extra>",
+    }
+    totals = {
+        "type": "bar",
+        "x": clients,
+        "y": [sum(row) for row in counts],
+        "yaxis": "y2",
+        "marker": {"color": "--muted"},
+        "hovertemplate": "client %{x}: %{y:,} samples<extra></extra>",
+    }
+    y: dict[str, Any] = {"title": "class", "domain": [0, 0.78], "showgrid": False}
+    if len(classes) <= 12:
+        y["dtick"] = 1
+    above = {"domain": [0.83, 1], "nticks": 3, "title": ""}
+    x = {"title": "client", "showgrid": False}
+    return chart([cells, totals], x, y, yaxis2=above, bargap=0.15)
