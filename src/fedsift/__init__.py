@@ -7,9 +7,20 @@ fedadam_ssm(density=0.01, local_steps=30, lr=0.001, beta1=0.9, beta2=0.999, eps=
 
 from fedsift import algorithms, codec, theory
 from fedsift.engine.task import Diverged
+from fedsift.optim import Adam
 from fedsift.simulation import Result, simulate
 from fedsift.vector import Layout, Moments
 
 __version__ = "0.1.0"
 
-__all__ = ["Diverged", "Layout", "Moments", "Result", "algorithms", "codec", "simulate", "theory"]
+__all__ = [
+    "Adam",
+    "Diverged",
+    "Layout",
+    "Moments",
+    "Result",
+    "algorithms",
+    "codec",
+    "simulate",
+    "theory",
+]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsift.disk import replace_file
 from fedsift.runs.compare import MIBIT, Row
-from fedsift.runs.folder import replace_file
 from fedsift.simulation import Record
 
 
