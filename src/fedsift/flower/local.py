@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,12 +88,18 @@ class LocalFederation:
         )  # fmt: skip
         self.wait_until(lambda: listens(self.port), "superlink")
 
-    def register(self, name: str) -> Path:
-        """Make a SuperNode's key and tell the SuperLink of it."""
-        key = self.folder / f"{name}.key"
-        make_node_key(key)
-        self.flwr("supernode", "register", str(key.with_suffix(".pub")), "demo", "--name", name)
-        return key
+    def register(self, names: Iterable[str]) -> dict[str, Path]:
+        """Make each SuperNode's key and tell the SuperLink of it; the keys by name."""
+        keys = {name: self.folder / f"{name}.key" for name in names}
+
+        def register(name: str) -> None:
+            make_node_key(keys[name])
+            public = str(keys[name].with_suffix(".pub"))
+            self.flwr("supernode", "register", public, "demo", "--name", name)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(register, keys))
+        return keys
 
     def start_node(self, name: str, key: Path, partition: int, partitions: int) -> None:
         """Start a SuperNode."""
