@@ -17,8 +17,6 @@ from faulty import task
 from fedsift.flower.keys import make_node_key
 from fedsift.flower.local import free_port
 
-TIMEOUT = 40.0
-
 
 def simulated(algorithm, clients, rounds):
     return fedsift.simulate(
@@ -116,7 +114,7 @@ def test_a_round_goes_on_without_those_who_fail(federation_of):
     federation.fault(3, 4, "hang")
     federation.fault(4, 3, "hang")
     federation.fault(4, 2, "hang")
-    federation.say(clients=5, rounds=4, timeout=TIMEOUT)
+    federation.say(clients=5, rounds=4, hang=3)
     federation.noted("begun-4-2")
     federation.kill("node-2")  # the whole SuperNode, in the middle of its client's training
     kill(federation.noted("begun-4-3"))  # only the client's process
@@ -128,12 +126,13 @@ def test_a_round_goes_on_without_those_who_fail(federation_of):
     assert "checksum" in bad["problems"]["1"]
     assert "wrong round: 1, expected 2" in bad["problems"]["2"]
     assert "finite" in bad["problems"]["3"]
-    assert (hung["clients"], hung["problems"]) == (4, {"4": f"no reply within {TIMEOUT:g} s"})
+    assert (hung["clients"], set(hung["problems"])) == (4, {"4"})
+    assert "no reply within" in hung["problems"]["4"]
     assert killed["clients"] == 3
     assert set(killed["problems"]) == {"2", "3"}
 
     back(federation, "node-2", federation.folder / "node-2.key", 2)
-    federation.say(clients=5, rounds=5, timeout=TIMEOUT)
+    federation.say(clients=5, rounds=5)
     federation.ended()
     last = federation.history()[-1]
     assert (last["round"], last["clients"], last["problems"]) == (5, 5, {})

@@ -59,7 +59,7 @@ def tensors_of(kept: Kept) -> dict[str, Tensor]:
     """What is kept, as named tensors."""
     state = {} if kept.state is None else kept.state._asdict()
     memories = {
-        f"{receipt.hex()}/{name}": x
+        f"{receipt.hex()}/{name}": x.clone()  # a round may leave a memory as it is
         for receipt, memory in kept.memories.items()
         for name, x in memory.items()
     }

@@ -215,9 +215,10 @@ class FedSift(Strategy):
     def push(self, messages: Iterable[Message]) -> set[str]:
         """Send messages, and note which node was asked by which."""
         sent = list(messages)
-        ids = [str(id) for id in self.grid.push_messages(sent)]
-        self.asked |= {id: m.metadata.dst_node_id for id, m in zip(ids, sent, strict=True)}
-        return set(ids)
+        ids = self.grid.push_messages(sent)
+        asked = {id: m.metadata.dst_node_id for id, m in zip(ids, sent, strict=True)}
+        self.asked |= asked
+        return set(asked)
 
     def read(self, reply: Message) -> tuple[int, Answer | None]:
         """The node that replied, and its answer; None, with the problem noted, if it has none."""
@@ -239,7 +240,7 @@ class FedSift(Strategy):
         others = [n for n, other in self.nodes.items() if other.client == client and n != node]
         taken = others and set(others) & set(self.grid.get_node_ids())
         if taken or not 0 <= client < self.clients or about.client not in (None, client):
-            raise Malformed(f"node {node} says that it is client {client}, which it cannot be")
+            raise Malformed(f"it says that it is client {client}, which it cannot be")
         for other in others:
             del self.nodes[other]
         about.client = client
@@ -252,11 +253,12 @@ class FedSift(Strategy):
         rounds = play(self.federation, self.snapshot, server_round, self.seconds)
         self.snapshot, record = next(rounds)
         self.seconds = float(record["seconds"])
+        record["problems"] |= self.strangers()
         self.folder.append(record)
         self.folder.save(Checkpoint(self.snapshot, self.seconds), self.federation)
         self.history.append(record)
-        for client, problem in record["problems"].items():
-            log(WARNING, "round %s, client %s: %s", server_round, client, problem)
+        for who, problem in record["problems"].items():
+            log(WARNING, "round %s, client %s: %s", server_round, who, problem)
         metrics = MetricRecord()
         metrics.update({k: v for k, v in record.items() if isinstance(v, int | float)})
         return self.result.arrays, metrics
@@ -291,12 +293,12 @@ class FedSift(Strategy):
             return self.problems[node]
         if node is not None and node in self.asked.values():
             return self.unheard
-        strangers = "; ".join(
-            f"node {n}: {self.problems.get(n, self.unheard)}"
-            for n in dict.fromkeys(self.asked.values())
-            if self.nodes.get(n, Node()).client is None
-        )
-        return f"no node is this client ({strangers or 'none is unknown'})"
+        return "no node is this client"
+
+    def strangers(self) -> dict[str, str]:
+        """What became of the nodes that were asked and are no client yet."""
+        unknown = {n for n in self.asked.values() if self.nodes.get(n, Node()).client is None}
+        return {f"node {n}": self.problems.get(n, self.unheard) for n in sorted(unknown)}
 
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
         """Accuracy and loss by the app's own ``evaluate_fn``."""

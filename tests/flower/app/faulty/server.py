@@ -16,5 +16,12 @@ def main(grid, context):
         make_algorithm(config), config["clients"], f"{folder}/run",
         batch_size=BATCH, seed=SEED, wait=config["wait"],
     )  # fmt: skip
+
+    def evaluate(round, arrays):
+        """Before the round in which a client hangs: just enough time for the others."""
+        own = 3 * strategy.seconds / max(1, strategy.snapshot.round)
+        strategy.timeout = own + 10 if round == config["hang"] - 1 else config["timeout"]
+
     start = {name: Array(p.detach()) for name, p in make_model().named_parameters()}
-    strategy.start(grid, ArrayRecord(start), config["rounds"], config["timeout"])
+    strategy.start(grid, ArrayRecord(start), config["rounds"], config["timeout"],
+                   evaluate_fn=evaluate)  # fmt: skip
