@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fedsift
+from fedsift import disk
 from fedsift.cli import main
 from fedsift.federation import Federation
-from fedsift.runs import RunConfig, RunFolder, begin, federation_of, folder, go
+from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go
 from fedsift.runs.config import ConfigError
 from fedsift.vector import Layout
 
@@ -211,7 +212,7 @@ def test_a_crash_while_a_checkpoint_is_written_leaves_the_last_one(
 
     before = stopped.checkpoint_file.read_bytes()
     later = stopped.load(federation, "cpu")
-    monkeypatch.setattr(folder, "save_file", die_half_way)
+    monkeypatch.setattr(disk, "save_file", die_half_way)
     with pytest.raises(KeyboardInterrupt):
         stopped.save(later, federation)
     assert stopped.checkpoint_file.read_bytes() == before

@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, zeros
 from fedsift.codec.errors import FrameError, NotFiniteError
-from fedsift.codec.frame import Spec, encoded_size, state_hash
+from fedsift.codec.frame import Spec, decode, encoded_size, state_hash
 from fedsift.codec.limits import Limits, Shape, shape_of
-from fedsift.codec.update import Parts, Sum, Update, add_parts, dense
+from fedsift.codec.update import Parts, Sum, Update, add_parts, dense, moments
 from fedsift.codec.wire import Wire, counted
-from fedsift.engine.task import ClientResult, Diverged, Engine, Job, Task, finite
+from fedsift.engine.task import (
+    ClientResult,
+    Diverged,
+    Engine,
+    Job,
+    Missing,
+    Received,
+    Task,
+    finite,
+)
 from fedsift.seeding import stream
-from fedsift.vector import Moments
+from fedsift.vector import Layout, Moments
 
 
 class TooFewClients(RuntimeError):
@@ -52,13 +62,15 @@ class Happened:
     """What a round's record says beside accuracy and traffic.
 
     ``clients`` counts the updates that were merged, ``rejected`` those that were refused, and
-    ``clamped`` the coordinates of V that came out negative and were set to zero.
+    ``clamped`` the coordinates of V that came out negative and were set to zero. ``problems`` says
+    by client why its update is not among the merged.
     """
 
     clients: int
     rejected: int
     clamped: int
-    train_loss: float
+    train_loss: float | None
+    problems: Mapping[str, str] = field(default_factory=dict)
 
 
 OnUpload = Callable[[Spec, Update, int], None]
@@ -84,11 +96,14 @@ class Federation:
 
     def first(self) -> Snapshot:
         """Before round 1: the model's own parameters, which every client is sent."""
-        w = self.task.layout.read(self.task.model)
-        start = Update(dense({"w": w[None]}), (1.0,))
-        _, size = self.wire(start, self.spec(0, bytes(8)), Limits(max_abs=float("inf")))
+        return self.first_from(self.task.layout.read(self.task.model))
+
+    def first_from(self, w: Tensor) -> Snapshot:
+        """Before round 1, with these weights."""
+        state = Moments.start(w)
+        _, size = self.wire(whole(state), self.spec(0, bytes(8)), Limits(max_abs=float("inf")))
         memory = zeros(self.algorithm.server_memory, 1, w)
-        return Snapshot(0, Moments.start(w), memory, {}, Traffic(downlink_bytes=size))
+        return Snapshot(0, state, memory, {}, Traffic(downlink_bytes=size))
 
     def play(self, before: Snapshot) -> tuple[Snapshot, Happened]:
         """One round: the snapshot after it, and what happened in it."""
@@ -99,21 +114,22 @@ class Federation:
         job = Job(round, phase, before.state, cohort, self.memories(before, cohort))
         inbox = self.open_inbox(job)
         losses = []
-        for result in self.engine.train(job):
-            losses.append(result.loss)
-            if result.client not in absent:
-                inbox.take(result)
+        for reply in self.engine.train(job):
+            losses += [] if isinstance(reply, Missing) else [reply.loss]
+            if reply.client not in absent:
+                inbox.take(reply)
         if inbox.received < self.min_clients:
             raise TooFewClients(
                 f"round {round} has {inbox.received} of at least {self.min_clients} updates "
-                f"({inbox.rejected} rejected: {inbox.last_reason or 'none'})"
+                f"({inbox.rejected} rejected: {inbox.told() or 'none'})"
             )
         after = replace(before, round=round, client_memory={**before.client_memory, **inbox.memory})
         down, clamped = 0, 0
         if inbox.received:
             after, down, clamped = self.merge(after, phase, inbox.total.mean())
         traffic = self.count(before.traffic, phase, inbox, down)
-        happened = Happened(inbox.received, inbox.rejected, clamped, sum(losses) / len(losses))
+        loss = sum(losses) / len(losses) if losses else None
+        happened = Happened(inbox.received, inbox.rejected, clamped, loss, inbox.problems)
         return replace(after, traffic=traffic), happened
 
     def merge(self, before: Snapshot, phase: Phase, mean: Moments) -> tuple[Snapshot, int, int]:
@@ -159,9 +175,7 @@ class Federation:
     @cached_property
     def run_id(self) -> bytes:
         """Eight bytes that frames of another federation do not have."""
-        task = self.task
-        about = (task.layout.fingerprint(), repr(self.algorithm), task.seed, task.batch_size)
-        return hashlib.blake2b(repr(about).encode(), digest_size=8).digest()
+        return run_id(self.task.layout, self.algorithm, self.task.seed, self.task.batch_size)
 
     def cohort(self, round: int) -> tuple[int, ...]:
         """The clients that train in this round, in ascending order."""
@@ -200,37 +214,77 @@ class Inbox:
     def __init__(self, federation: Federation, spec: Spec, limits: Limits, total: Sum) -> None:
         self.federation, self.spec, self.limits, self.total = federation, spec, limits, total
         self.memory: dict[int, Memory] = {}
+        self.problems: dict[str, str] = {}
         self.received = self.rejected = self.size = 0
-        self.last_reason = ""
 
     @property
     def sent(self) -> int:
         """Uploads that were sent, merged or not."""
         return self.received + self.rejected
 
-    def take(self, result: ClientResult) -> None:
+    def told(self) -> str:
+        """Every problem in one line."""
+        return "; ".join(f"client {client}: {why}" for client, why in self.problems.items())
+
+    def take(self, reply: ClientResult | Received | Missing) -> None:
         """Merge one client's upload, or refuse it."""
-        spec = replace(self.spec, client=result.client)
-        weight = float(self.federation.task.weight(result.client))
-        limits = replace(self.limits, client=result.client, weight=weight)
+        if isinstance(reply, Missing):
+            self.problems[str(reply.client)] = reply.reason
+            return
+        spec = replace(self.spec, client=reply.client)
         try:
-            update, size = self._carry(result, spec, limits)
+            update, size = self._carry(reply, spec)
         except FrameError as problem:
             self.rejected += 1
-            self.size += encoded_size(result.update, spec)  # it was sent, if in vain
-            self.last_reason = f"client {result.client}: {problem}"
+            self.size += self._size(reply, spec)  # it was sent, if in vain
+            self.problems[str(reply.client)] = str(problem)
             return
         self.received += 1
         self.size += size
         self.total.add(update)
         self.federation.on_upload(spec, update, size)
         if self.federation.algorithm.client_memory:
-            self.memory[result.client] = result.memory
+            self.memory[reply.client] = reply.memory
 
-    def _carry(self, result: ClientResult, spec: Spec, limits: Limits) -> tuple[Update, int]:
-        if result.size is not None and self.federation.wire is counted:
-            return result.update, result.size
-        return self.federation.wire(result.update, spec, limits)
+    def _carry(self, reply: ClientResult | Received, spec: Spec) -> tuple[Update, int]:
+        federation = self.federation
+        limits = replace(self.limits, client=reply.client)
+        if isinstance(reply, Received):
+            most = float(federation.task.batch_size or "inf")
+            limits = replace(limits, max_weight=most)
+            return decode(reply.frame, spec.layout, limits), len(reply.frame)
+        if reply.size is not None and federation.wire is counted:
+            return reply.update, reply.size
+        limits = replace(limits, weight=float(federation.task.weight(reply.client)))
+        return federation.wire(reply.update, spec, limits)
+
+    def _size(self, reply: ClientResult | Received, spec: Spec) -> int:
+        if isinstance(reply, Received):
+            return len(reply.frame)
+        return encoded_size(reply.update, spec)
+
+
+def run_id(layout: Layout, algorithm: Algorithm, seed: int, batch_size: int | None) -> bytes:
+    """Eight bytes that two parties share only if they train the same thing in the same way."""
+    about = (layout.fingerprint(), repr(algorithm), seed, batch_size)
+    return hashlib.blake2b(repr(about).encode(), digest_size=8).digest()
+
+
+def whole(state: Moments) -> Update:
+    """A state as what is sent to a party that holds none; moments that are all zero stay behind.
+
+    >>> [part.values.keys() for part in whole(Moments.start(torch.ones(2))).parts]
+    [dict_keys(['w'])]
+    """
+    roles = {role: x[None] for role, x in moments(state).items() if role == "w" or bool(x.any())}
+    return Update(dense(roles), (1.0,))
+
+
+def state_of(update: Update, layout: Layout) -> Moments:
+    """The state that :func:`whole` was made of."""
+    state = Moments(*(torch.zeros(layout.d, dtype=layout.dtype) for _ in range(3)))
+    add_parts(state, update.parts)
+    return state
 
 
 def apply_broadcast(phase: Phase, state: Moments, parts: Parts) -> tuple[Moments, int]:

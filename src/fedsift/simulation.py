@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from fedsift.engine.task import Data, Diverged, Loss
 from fedsift.federation import Federation, Happened, Snapshot, cohort_size
 from fedsift.vector import Layout, Moments
 
-Record = dict[str, float | int | None]
+Record = dict[str, Any]
 """One round's metrics: a line of metrics.jsonl."""
 
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from fedsift.codec.frame import CHECKSUM_BYTES
 from fedsift.codec.header import PartHeader
 from fedsift.codec.inspect import Anatomy, above_limit
+from fedsift.disk import replace_file
 from fedsift.engine.task import Diverged
 from fedsift.federation import Federation
 from fedsift.report.collect import Shown, read_run
@@ -24,7 +25,7 @@ from fedsift.report.figures import accuracy_figure
 from fedsift.report.html import report_on, write_report
 from fedsift.runs.compare import MIBIT, Row, csv_of, table_of
 from fedsift.runs.config import RunConfig
-from fedsift.runs.folder import RunFolder, replace_file
+from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import begin, federation_of, go, summarise
 from fedsift.runs.tensorboard import logged
 from fedsift.simulation import Record

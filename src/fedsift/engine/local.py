@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -15,6 +15,9 @@ from fedsift.codec.update import Update
 from fedsift.engine.task import ClientResult, Diverged, Job, Task, finite
 from fedsift.seeding import torch_seed
 from fedsift.vector import Moments
+
+LocalSteps = Callable[[Task, Job, int, Moments], tuple[Moments, float]]
+"""A client's training: from the task, the job, the client and its start to its end and its loss."""
 
 CHUNK = 1000
 """Test samples at a time: bounds memory, and a fixed size keeps the result reproducible."""
@@ -31,11 +34,13 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def train_client(task: Task, job: Job, client: int) -> ClientResult:
-    """One client's round: begin, step L times, send."""
+def train_client(
+    task: Task, job: Job, client: int, steps: LocalSteps | None = None
+) -> ClientResult:
+    """One client's round: begin, step L times (or as ``steps`` does it), send."""
     phase, memory = job.phase, job.memory[client]
     start = phase.begin(Moments(*(x[None] for x in job.state)), memory)
-    end, loss = local_steps(task, job, client, start)
+    end, loss = (steps or local_steps)(task, job, client, start)
     if not finite(*end):
         raise Diverged(f"client {client}'s training left the finite numbers")
     context = Context(task.layout, job.round, task.seed, (client,))

@@ -20,6 +20,24 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Data = tuple[Tensor, Tensor]
 
 
+class Elsewhere(Sequence[Data]):
+    """The data of so many clients, most of it on their own machines.
+
+    >>> len(Elsewhere(3, {}))
+    3
+    """
+
+    def __init__(self, number: int, here: Mapping[int, Data]) -> None:
+        self.number, self.here = number, here
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, client: int) -> Data:  # type: ignore[override]
+        """The data of a client that is here."""
+        return self.here[client]
+
+
 @dataclass(frozen=True)
 class Task:
     """A model, a loss and the clients' data: what is trained, apart from how."""
@@ -92,10 +110,28 @@ class ClientResult:
     size: int | None = None
 
 
+@dataclass(frozen=True)
+class Received:
+    """What a client elsewhere sent: a frame, not yet checked; ``memory`` names what it keeps."""
+
+    client: int
+    frame: bytes
+    memory: Memory
+    loss: float
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A client from which nothing came, and why."""
+
+    client: int
+    reason: str
+
+
 class Engine(Protocol):
     """Trains a cohort. Results come in the cohort's order, whatever ran where."""
 
-    def train(self, job: Job) -> Iterator[ClientResult]:
+    def train(self, job: Job) -> Iterator[ClientResult | Received | Missing]:
         """Every cohort member's result, one after another."""
         ...
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fedsift
+from fedsift.disk import replace_file
 from fedsift.report import tables
 from fedsift.report.charts import Block
 from fedsift.report.collect import (
@@ -25,7 +26,6 @@ from fedsift.report.collect import (
 )
 from fedsift.report.curves import accuracy_by_traffic, by_rounds
 from fedsift.report.sent import bytes_by_part, labels, magnitudes, overlap, pairs
-from fedsift.runs.folder import replace_file
 
 HERE = Path(__file__).parent
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from fedsift.disk import CorruptFile, load_tensors, replace_file, save_tensors, to_disk
 from fedsift.federation import Federation, Snapshot, Traffic
 from fedsift.runs.config import ConfigError, RunConfig
 from fedsift.simulation import Record
-from fedsift.vector import Moments, raw_bytes
+from fedsift.vector import Moments
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,6 @@ class RunFolder:
 
     def save(self, checkpoint: Checkpoint, federation: Federation) -> None:
         """Write a checkpoint; until it is whole on the disk, the last one stays."""
-        tensors = tensors_of(checkpoint.snapshot)
         about = {
             "round": checkpoint.snapshot.round,
             "traffic": asdict(checkpoint.snapshot.traffic),
@@ -177,33 +174,19 @@ class RunFolder:
             "layout": federation.task.layout.fingerprint(),
             "config": self.fingerprint(),
         }
-        about["digest"] = digest(about, tensors)
-        partial = self.checkpoint_file.with_suffix(".partial")
-        save_file(tensors, partial, metadata={"fedsift": json.dumps(about)})
         for file in (self.uploads_file, self.metrics_file):
             if file.exists():
                 to_disk(file)  # a checkpoint must never outlive its metrics
-        settle(partial, self.checkpoint_file)
+        save_tensors(self.checkpoint_file, tensors_of(checkpoint.snapshot), about)
 
     def load(self, federation: Federation, device: str) -> Checkpoint | None:
         """The last checkpoint, checked; None if the run stopped before its first."""
         if not self.checkpoint_file.exists():
             return None
         try:
-            with safe_open(self.checkpoint_file, "pt", device=device) as file:
-                about = json.loads(file.metadata()["fedsift"])
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            if about.pop("digest") != digest(about, tensors):
-                raise ValueError("it was altered")
-        except (
-            SafetensorError,
-            OSError,
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ) as why:
-            raise ConfigError(f"{self.checkpoint_file} is corrupt: {why}") from None
+            about, tensors = load_tensors(self.checkpoint_file, device)
+        except CorruptFile as problem:
+            raise ConfigError(str(problem)) from None
         if about.get("layout") != federation.task.layout.fingerprint():
             raise ConfigError(f"{self.checkpoint_file} is of another model than config.toml's")
         if about.get("config") != self.fingerprint():
@@ -226,8 +209,7 @@ def tensors_of(snapshot: Snapshot) -> dict[str, Tensor]:
         for n, memory in snapshot.client_memory.items()
         for name, x in memory.items()
     }
-    named = {**snapshot.state._asdict(), **server, **clients}
-    return {name: x.detach().contiguous() for name, x in named.items()}
+    return {**snapshot.state._asdict(), **server, **clients}
 
 
 def snapshot_of(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Snapshot:
@@ -242,15 +224,6 @@ def snapshot_of(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Snap
                 clients.setdefault(int(n), {})[name] = x
     state = Moments(tensors["w"], tensors["m"], tensors["v"])
     return Snapshot(about["round"], state, server, clients, Traffic(**about["traffic"]))
-
-
-def digest(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """A hash of the metadata and of every tensor's name and bytes."""
-    hasher = hashlib.blake2b(json.dumps(about).encode(), digest_size=16)
-    for name in sorted(tensors):
-        hasher.update(name.encode())
-        hasher.update(raw_bytes(tensors[name]))
-    return hasher.hexdigest()
 
 
 def objects_in(path: Path) -> list[dict[str, Any]]:
@@ -284,29 +257,6 @@ def exists(path: Path) -> bool:
         return path.exists()
     except OSError as problem:
         raise ConfigError(f"{path.parent} cannot be used: {problem.strerror}") from None
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a crash leaves either the old one or the new one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    settle(partial, path)
-
-
-def settle(partial: Path, path: Path) -> None:
-    """Move a finished file to its place, and see that both are on the disk."""
-    to_disk(partial)
-    os.replace(partial, path)
-    to_disk(path.parent)
-
-
-def to_disk(path: Path) -> None:
-    """See that a file, or a folder's list of files, is on the disk and not only on its way."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def column(history: Iterable[Record], name: str) -> list[float]:

@@ -24,6 +24,6 @@ def logged(records: Iterable[Record], path: Path) -> Iterator[Record]:
     with SummaryWriter(str(path / "tensorboard"), purge_step=0) as writer:
         for record in records:
             for name, value in record.items():
-                if name != "round" and value is not None:
+                if name != "round" and isinstance(value, int | float):
                     writer.add_scalar(name, value, record["round"])
             yield record

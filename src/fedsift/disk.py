@@ -1,0 +1,74 @@
+"""Files that a crash leaves whole: the old one or the new one, never half of either."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsift.vector import raw_bytes
+
+
+class CorruptFile(ValueError):
+    """A file that is not what was once written."""
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write named tensors and a JSON object about them, sealed with a digest of both."""
+    whole = {name: x.detach().contiguous() for name, x in tensors.items()}
+    sealed = {**about, "digest": digest(about, whole)}
+    partial = path.with_suffix(".partial")
+    save_file(whole, partial, metadata={"fedsift": json.dumps(sealed)})
+    settle(partial, path)
+
+
+def load_tensors(path: Path, device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What :func:`save_tensors` wrote: the object and the tensors, checked."""
+    try:
+        with safe_open(path, "pt", device=device) as file:
+            about = json.loads(file.metadata()["fedsift"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        if about.pop("digest") != digest(about, tensors):
+            raise ValueError("it was altered")
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError) as why:
+        raise CorruptFile(f"{path} is corrupt: {why}") from None
+    return about, tensors
+
+
+def digest(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """A hash of the metadata and of every tensor's name and bytes."""
+    hasher = hashlib.blake2b(json.dumps(about).encode(), digest_size=16)
+    for name in sorted(tensors):
+        hasher.update(name.encode())
+        hasher.update(raw_bytes(tensors[name]))
+    return hasher.hexdigest()
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that a crash leaves either the old one or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    settle(partial, path)
+
+
+def settle(partial: Path, path: Path) -> None:
+    """Move a finished file to its place, and see that both are on the disk."""
+    to_disk(partial)
+    os.replace(partial, path)
+    to_disk(path.parent)
+
+
+def to_disk(path: Path) -> None:
+    """See that a file, or a folder's list of files, is on the disk and not only on its way."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

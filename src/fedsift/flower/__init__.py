@@ -1,0 +1,28 @@
+"""fedsift on Flower: the same rounds, carried over real sockets.
+
+``FedSift`` stands where ``FedAvg`` stood in a ServerApp, ``client_app`` makes the ClientApp. Each
+is imported when it is asked for: Flower starts a process for every message, and a client has no use
+for the server's half.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsift.flower.client import client_app
+    from fedsift.flower.strategy import FedSift
+
+__all__ = ["FedSift", "client_app"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "client_app":
+        from fedsift.flower.client import client_app
+
+        return client_app
+    if name == "FedSift":
+        from fedsift.flower.strategy import FedSift
+
+        return FedSift
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

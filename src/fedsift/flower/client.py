@@ -1,0 +1,234 @@
+"""The ClientApp: catch up with the global state, train, send one frame, remember.
+
+Flower starts a process for each message, so this module imports little, and what must outlive the
+process is on disk before the answer leaves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from logging import ERROR, WARNING
+from pathlib import Path
+
+import torch
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.supercore import log
+from torch import nn
+
+from fedsift.algorithms.method import Algorithm, Memory, from_global, zeros
+from fedsift.codec.errors import FrameError
+from fedsift.codec.frame import Spec, decode, encode, state_hash
+from fedsift.codec.limits import Limits
+from fedsift.engine.local import LocalSteps, local_steps, one_thread, train_client
+from fedsift.engine.task import Data, Elsewhere, Job, Loss, Task
+from fedsift.federation import apply_broadcast, run_id, state_of
+from fedsift.flower.protocol import Answer, Order
+from fedsift.flower.store import NO_RECEIPT, Kept, Store
+from fedsift.vector import Layout, Moments
+
+RunConfig = dict[str, bool | float | int | str]
+MakeAlgorithm = Callable[[RunConfig], Algorithm]
+Train = Callable[[nn.Module, torch.optim.Optimizer, Data, ConfigRecord], float]
+"""A training loop of one's own: model, optimizer, data and the server's train_config to the mean
+loss. The optimizer is a :class:`fedsift.Adam` that holds the global moments."""
+
+
+def client_app(
+    make_model: Callable[[], nn.Module],
+    load_data: Callable[[int, int], Data],
+    algorithm: Algorithm | MakeAlgorithm,
+    *,
+    train: Train | None = None,
+    loss: Loss = nn.functional.cross_entropy,
+    state_dir: Path | None = None,
+) -> ClientApp:
+    """A Flower ClientApp that trains with a fedsift algorithm.
+
+    Parameters
+    ----------
+    make_model
+        Makes the model; its parameters are replaced by the server's.
+    load_data
+        From the node's ``partition-id`` and ``num-partitions`` to its data, tensors (x, y).
+    algorithm
+        The server's algorithm, or a function that makes it from the app's run config.
+    train
+        A training loop of your own; without it, the algorithm's local steps are taken.
+    loss
+        From the model's output and y to a scalar.
+    state_dir
+        Where the client's state is kept; a folder ``fedsift`` in Flower's own by default.
+
+    """
+    work = Work(make_model, load_data, algorithm, train, loss, state_dir)
+    app = ClientApp()
+
+    @app.train()
+    def _(message: Message, context: Context) -> Message:
+        return Message(content=work.answer(message, context).records(), reply_to=message)
+
+    return app
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a client does with an order."""
+
+    make_model: Callable[[], nn.Module]
+    load_data: Callable[[int, int], Data]
+    algorithm: Algorithm | MakeAlgorithm
+    train: Train | None
+    loss: Loss
+    state_dir: Path | None
+
+    def answer(self, message: Message, context: Context) -> Answer:
+        """The client's answer, also where its training fails."""
+        order = Order.read(message.content)
+        client = int(context.node_config["partition-id"])
+        try:
+            with one_thread(), deadline(order.seconds):
+                return self.obey(order, client, message, context)
+        except Exception as problem:
+            log(ERROR, "client %s failed in round %s", client, order.round, exc_info=problem)
+            return Answer(client, "failed", reason=f"{type(problem).__name__}: {problem}")
+
+    def obey(self, order: Order, client: int, message: Message, context: Context) -> Answer:
+        """Catch up, train, keep, send."""
+        algorithm = self.make_algorithm(context.run_config)
+        model = self.make_model()
+        layout = Layout.of(model)
+        check_run(order, algorithm, layout)
+        store = Store(self.folder() / order.run.hex() / f"client-{client}")
+        kept = store.load(layout)
+        state = caught_up(order, algorithm, layout, kept.state)
+        if state is None:
+            return Answer(client, "behind")
+        kept = replace(kept, state=state)
+        if client not in order.cohort:
+            store.save(layout, kept)
+            return Answer(client, "absent")
+        receipt = dict(zip(order.cohort, order.receipts, strict=False)).get(client, NO_RECEIPT)
+        memory = memory_after(receipt, algorithm, kept)
+        data = self.load_data(client, int(context.node_config["num-partitions"]))
+        batch_size = order.batch_size or None
+        here = Elsewhere(client + 1, {client: data})
+        task = Task(model, self.loss, here, None, batch_size, order.seed, layout)
+        job = Job(order.round, algorithm.phase(order.round), state, (client,), {client: memory})
+        steps = self.steps(algorithm, message.content.config_records["config"])
+        result = train_client(task, job, client, steps)
+        spec = Spec(layout, algorithm.name, order.round, client, order.run, order.state)
+        frame = encode(result.update, spec)
+        memories = {receipt: memory, frame[-len(NO_RECEIPT) :]: result.memory}
+        store.save(layout, Kept(state, memories))
+        return Answer(client, "update", result.loss, len(data[0]), frame=frame)
+
+    def make_algorithm(self, config: RunConfig) -> Algorithm:
+        """The algorithm, made from the run config where it is a function of it."""
+        return self.algorithm if isinstance(self.algorithm, Algorithm) else self.algorithm(config)
+
+    def folder(self) -> Path:
+        """Where clients keep their files."""
+        flower = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
+        return self.state_dir or flower / "fedsift"
+
+    def steps(self, algorithm: Algorithm, config: ConfigRecord) -> LocalSteps:
+        """How the model is trained: by the algorithm, or by the user's own loop."""
+        if self.train is None:
+            return local_steps
+        settings = {k: v for k, v in algorithm.settings.items() if k in ADAM}
+        if len(settings) != len(ADAM) or algorithm.phase(1).begin is not from_global:
+            raise ValueError(
+                f"{algorithm.name} does not take the paper's Adam steps: leave out train="
+            )
+        return partial(own_steps, self.train, settings, config)
+
+
+ADAM = ("lr", "beta1", "beta2", "eps")
+
+
+def own_steps(
+    train: Train,
+    settings: dict[str, float],
+    config: ConfigRecord,
+    task: Task,
+    job: Job,
+    client: int,
+    x: Moments,
+) -> tuple[Moments, float]:
+    """Local training by the user's loop, which moves W, M and V by a fedsift.Adam."""
+    from fedsift.optim import Adam
+
+    task.layout.write(x.w[0], task.model)
+    task.model.train()
+    optimizer = Adam((p for p in task.model.parameters() if p.requires_grad), **settings)
+    optimizer.load_moments(x.m[0], x.v[0])
+    loss = train(task.model, optimizer, task.clients[client], config)
+    m, v = optimizer.moments()
+    return Moments(task.layout.read(task.model)[None], m[None], v[None]), float(loss)
+
+
+def check_run(order: Order, algorithm: Algorithm, layout: Layout) -> None:
+    """Refuse to train something else than the server merges."""
+    if order.algorithm != repr(algorithm):
+        raise ValueError(f"the server runs {order.algorithm}, this client {algorithm!r}")
+    if order.run != run_id(layout, algorithm, order.seed, order.batch_size or None):
+        raise ValueError("the server's model has other parameters than this client's")
+
+
+def caught_up(
+    order: Order, algorithm: Algorithm, layout: Layout, held: Moments | None
+) -> Moments | None:
+    """The global state that the order means; None if a delta does not start from what is held."""
+    name, before = algorithm.name, order.round - 1
+    limits = Limits(run=order.run, round=before, algorithm=name, max_abs=float("inf"))
+    if order.kind == "full":
+        state = state_of(decode(order.frame, layout, replace(limits, base=bytes(8))), layout)
+    elif held is None:
+        return None
+    elif (own := state_hash(held)) == order.state:
+        return held  # the same order, delivered again
+    else:
+        try:
+            news = decode(order.frame, layout, replace(limits, base=own))
+        except FrameError:
+            return None
+        state, _ = apply_broadcast(algorithm.phase(before), held, news.parts)
+    if state_hash(state) != order.state:
+        raise FrameError("the state that was received is not the one that was meant")
+    return state
+
+
+def memory_after(receipt: bytes, algorithm: Algorithm, kept: Kept) -> Memory:
+    """What the client kept after the upload of that receipt; zeros at first."""
+    assert kept.state is not None
+    if receipt in kept.memories:
+        return kept.memories[receipt]
+    if receipt != NO_RECEIPT:
+        log(WARNING, "the memory after the last upload is gone: it begins at zero again")
+    return zeros(algorithm.client_memory, 1, kept.state.w)
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Give up after so many seconds, lest a client that hangs blocks its node for ever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def give_up(signum: int, frame: object) -> None:
+        raise TimeoutError(f"not done within the round's {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

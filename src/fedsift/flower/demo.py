@@ -1,0 +1,114 @@
+"""A run's configuration as a Flower app: what ``fedsift run`` simulates, over real sockets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedsift.engine.task import Data
+from fedsift.runs.config import RunConfig
+
+TIMEOUT_SECONDS = 600.0
+
+
+def write_app(folder: Path, config: RunConfig, out: Path) -> None:
+    """Write the app's three files: Flower packs them and sends them to every node."""
+    settings = {**config.flat(), "out": str(out.absolute())}
+    about: dict[str, Any] = {
+        "project": {"name": "fedsift-demo", "version": "1.0.0", "dependencies": []},
+        "tool": {"flwr": {"app": {
+            "publisher": "fedsift",
+            "components": {"serverapp": "server_app:app", "clientapp": "client_app:app"},
+            "config": settings,
+        }}},
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(about))
+    for side in ("server", "client"):
+        line = f"from fedsift.flower.demo import {side}\n\napp = {side}()\n"
+        (folder / f"{side}_app.py").write_text(line)
+
+
+def config_of(context: Context) -> RunConfig:
+    """The run's configuration, from the app's."""
+    values = {key: value for key, value in context.run_config.items() if key != "out"}
+    return RunConfig.from_values(values)
+
+
+def server() -> ServerApp:
+    """The ServerApp: the same model, test set and algorithm as in the simulation."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        from fedsift.data import load
+        from fedsift.engine.local import chunks_of, one_thread, score_chunk, total_score
+        from fedsift.engine.task import Elsewhere, Task
+        from fedsift.flower.strategy import FedSift
+        from fedsift.models import build
+        from fedsift.vector import Layout
+
+        config = config_of(context)
+        dataset = load(config.dataset)
+        model = build(config.model, dataset.shape, config.seed)
+        layout = Layout.of(model)
+        loss = torch.nn.functional.cross_entropy
+        task = Task(model, loss, Elsewhere(0, {}), dataset.test, None, config.seed, layout)
+
+        def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
+            w = layout.flatten({n: torch.from_numpy(a.numpy()) for n, a in arrays.items()})
+            with one_thread():
+                scores = [score_chunk(task, w, chunk) for chunk in chunks_of(task)]
+            accuracy, mean = total_score(task, scores)
+            return MetricRecord({"accuracy": accuracy or 0.0, "loss": mean or 0.0})
+
+        strategy = FedSift(
+            config.make_algorithm(),
+            config.clients,
+            str(context.run_config["out"]),
+            batch_size=config.batch_size or None,
+            participation=config.participation,
+            min_clients=max(1, config.min_clients),
+            seed=config.seed,
+            dataset=config.dataset,
+            model=config.model,
+        )
+        start = ArrayRecord({name: Array(p.detach()) for name, p in model.named_parameters()})
+        strategy.start(grid, start, config.rounds, TIMEOUT_SECONDS, evaluate_fn=evaluate)
+
+    return app
+
+
+def client() -> ClientApp:
+    """The ClientApp: its share of the data is the one that the simulation deals to it."""
+    from fedsift.flower.client import client_app
+
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Any, context: Context) -> Any:
+        from fedsift.data import deal, load, shape_of
+        from fedsift.models import build
+
+        config = config_of(context)
+
+        def share(partition: int, partitions: int) -> Data:
+            x, y = load(config.dataset).train
+            rows = deal(config.partition, y.numpy(), partitions, config.seed, config.theta)
+            mine = torch.from_numpy(rows[partition])
+            return x[mine], y[mine]
+
+        inner = client_app(
+            lambda: build(config.model, shape_of(config.dataset), config.seed),
+            share,
+            config.make_algorithm(),
+        )
+        return inner(message, context)
+
+    return app

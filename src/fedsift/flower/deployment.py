@@ -1,0 +1,143 @@
+"""A federation whose clients are elsewhere, and the orders that they are sent in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from flwr.app import ConfigRecord, Message, MessageType
+from torch import Tensor
+
+from fedsift.algorithms.method import Memory, Phase
+from fedsift.codec.frame import Spec, decode, encode, state_hash
+from fedsift.codec.limits import Limits
+from fedsift.codec.update import Update
+from fedsift.federation import Federation, Inbox, Snapshot, Traffic, whole
+from fedsift.flower.protocol import Kind, Order
+from fedsift.flower.store import NO_RECEIPT
+from fedsift.vector import raw_bytes
+
+
+@dataclass
+class Outbox:
+    """The server's wire: really encodes a broadcast, keeps it for the next orders, counts bytes."""
+
+    frame: bytes = b""
+    base: bytes = b""
+    sent: int = 0
+
+    def __call__(self, update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
+        """What a client will make of the broadcast."""
+        self.frame, self.base = encode(update, spec), spec.base
+        return decode(self.frame, spec.layout, limits), len(self.frame)
+
+
+@dataclass(frozen=True)
+class Deployment(Federation):
+    """A federation whose clients keep their own memories, and whose traffic is counted as sent."""
+
+    wire: Outbox = field(default_factory=Outbox)
+
+    def first_from(self, w: Tensor) -> Snapshot:
+        """Before round 1: nothing was sent yet."""
+        return replace(super().first_from(w), traffic=Traffic())
+
+    def memories(self, snapshot: Snapshot, cohort: tuple[int, ...]) -> dict[int, Memory]:
+        """In place of each member's memory, the receipt of the upload that it dates from."""
+        return {n: snapshot.client_memory.get(n, {}) for n in cohort}
+
+    def count(self, before: Traffic, phase: Phase, inbox: Inbox, down: int) -> Traffic:
+        """Add this round's traffic: the orders that were sent, not the broadcast to come."""
+        sent, self.wire.sent = self.wire.sent, 0
+        down_so_far = before.downlink_bytes + sent / len(self.task.clients)
+        return replace(super().count(before, phase, inbox, 0), downlink_bytes=down_so_far)
+
+
+@dataclass
+class Node:
+    """What the server knows of a SuperNode: which client it is, and the state that it holds."""
+
+    client: int | None = None
+    held: bytes = b""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """One round's orders: what changed to nodes that hold the last state, everything to others."""
+
+    federation: Deployment
+    snapshot: Snapshot
+    nodes: Mapping[int, Node]
+    seconds: float
+    config: ConfigRecord
+
+    @property
+    def round(self) -> int:
+        """The round that is ordered."""
+        return self.snapshot.round + 1
+
+    @cached_property
+    def cohort(self) -> tuple[int, ...]:
+        """The clients that are to train."""
+        return self.federation.cohort(self.round)
+
+    @cached_property
+    def state(self) -> bytes:
+        """The hash of the state from which the round starts."""
+        return state_hash(self.snapshot.state)
+
+    @cached_property
+    def everything(self) -> bytes:
+        """The frame with all of the state."""
+        spec = self.federation.spec(self.snapshot.round, bytes(8))
+        return encode(whole(self.snapshot.state), spec)
+
+    def concerns(self, node: int) -> bool:
+        """Whether a node is one of the cohort, or may be, as it is not known yet."""
+        about = self.nodes.get(node)
+        return about is None or about.client is None or about.client in self.cohort
+
+    def message(self, node: int, everything: bool = False) -> Message:
+        """A node's order; its bytes are counted."""
+        about = self.nodes.get(node, Node())
+        kind, frame = self.news(Node() if everything else about)
+        self.federation.wire.sent += len(frame)
+        records = self.order(about, kind, frame).records(self.config)
+        return Message(
+            content=records, dst_node_id=node, message_type=MessageType.TRAIN,
+            ttl=self.seconds, group_id=str(self.round),
+        )  # fmt: skip
+
+    def news(self, about: Node) -> tuple[Kind, bytes]:
+        """What a node lacks to hold the state."""
+        outbox = self.federation.wire
+        if about.held == self.state:
+            return "none", b""
+        if about.held and about.held == outbox.base:
+            return "delta", outbox.frame
+        return "full", self.everything
+
+    def order(self, about: Node, kind: Kind, frame: bytes) -> Order:
+        """The order to that node."""
+        federation, task = self.federation, self.federation.task
+        cohort = list(self.cohort) if about.client is None else [about.client]
+        keeps = bool(federation.algorithm.client_memory)
+        return Order(
+            round=self.round,
+            run=federation.run_id,
+            state=self.state,
+            kind=kind,
+            cohort=cohort,
+            receipts=[self.receipt(client) for client in cohort] if keeps else [],
+            algorithm=repr(federation.algorithm),
+            seed=task.seed,
+            batch_size=task.batch_size or 0,
+            seconds=self.seconds,
+            frame=frame,
+        )
+
+    def receipt(self, client: int) -> bytes:
+        """The client's last upload that was merged."""
+        memory = self.snapshot.client_memory.get(client)
+        return raw_bytes(memory["receipt"]) if memory else NO_RECEIPT

@@ -1,0 +1,196 @@
+"""A whole Flower federation on this machine: a SuperLink with TLS, and SuperNodes with keys."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import tomli_w
+
+from fedsift.flower.keys import LOOPBACK, make_certificates, make_node_key
+
+READY_SECONDS = 60
+GRACE_SECONDS = 10
+OFFLINE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    "OMP_NUM_THREADS": "1",
+}
+"""No telemetry and no installation; one thread a client, as several share the machine."""
+
+
+class ProcessFailed(RuntimeError):
+    """A process of the federation ended, or did not begin, as it should."""
+
+
+@dataclass
+class LocalFederation:
+    """Starts the processes of a federation, and ends every one of them on leaving the block."""
+
+    folder: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    port: int = 0
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __enter__(self) -> LocalFederation:
+        self.folder = self.folder.absolute()
+        self.home.mkdir(parents=True, exist_ok=True)
+        make_certificates(self.folder)
+        self.port = self.port or free_port()
+        about = {
+            "address": f"{LOOPBACK}:{self.port}",
+            "root-certificates": str(self.folder / "ca.crt"),
+        }
+        settings = {"superlink": {"default": "demo", "demo": about}}
+        (self.home / "config.toml").write_text(tomli_w.dumps(settings))
+        try:
+            self.start_superlink()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def home(self) -> Path:
+        """Flower's own folder for this federation."""
+        return self.folder / "home"
+
+    def start_superlink(self) -> None:
+        """Start the server that all talk to, and wait until it listens."""
+        self.start(
+            "superlink",
+            ["flower-superlink", "--host", LOOPBACK, "--port", str(self.port),
+             "--database", str(self.folder / "state.db"), "--enable-supernode-auth",
+             "--ssl-certfile", str(self.folder / "server.pem"),
+             "--ssl-keyfile", str(self.folder / "server.key"),
+             "--ssl-ca-certfile", str(self.folder / "ca.crt"),
+             "--disable-runtime-dependency-installation"],
+        )  # fmt: skip
+        self.wait_until(lambda: listens(self.port), "superlink")
+
+    def register(self, names: Iterable[str]) -> dict[str, Path]:
+        """Make each SuperNode's key and tell the SuperLink of it; the keys by name."""
+        keys = {name: self.folder / f"{name}.key" for name in names}
+
+        def register(name: str) -> None:
+            make_node_key(keys[name])
+            public = str(keys[name].with_suffix(".pub"))
+            self.flwr("supernode", "register", public, "demo", "--name", name)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(register, keys))
+        return keys
+
+    def start_node(self, name: str, key: Path, partition: int, partitions: int) -> None:
+        """Start a SuperNode."""
+        self.start(
+            name,
+            ["flower-supernode", "--superlink", f"{LOOPBACK}:{self.port}",
+             "--root-certificates", str(self.folder / "ca.crt"),
+             "--auth-supernode-private-key", str(key),
+             "--host", LOOPBACK, "--port", str(free_port()),
+             "--node-config", f"partition-id={partition} num-partitions={partitions}"],
+        )  # fmt: skip
+
+    def run(self, app: Path, config: str = "", name: str = "run") -> None:
+        """Start a run of the app in that folder; the process of that name ends with it."""
+        words = ["flwr", "run", str(app), "demo", "--stream"]
+        self.start(name, [*words, *(["-c", config] if config else [])])
+
+    def flwr(self, *words: str) -> str:
+        """Carry out a command of Flower's own, and give what it prints."""
+        done = subprocess.run(
+            [command("flwr"), *words], env=self.environment(), capture_output=True, text=True
+        )
+        if done.returncode:
+            said = " ".join((done.stdout + done.stderr).split())
+            raise ProcessFailed(f"flwr {words[0]} failed: {said[-500:]}")
+        return done.stdout
+
+    def start(self, name: str, words: list[str]) -> None:
+        """Start a process in a group of its own, so that all it starts can be ended with it."""
+        with self.log(name).open("ab") as out:
+            self.processes[name] = subprocess.Popen(
+                [command(words[0]), *words[1:]], env=self.environment(), cwd=self.folder,
+                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """What every process of the federation finds in its environment."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        return {**os.environ, **OFFLINE, "PATH": path, "FLWR_HOME": str(self.home), **self.env}
+
+    def log(self, name: str) -> Path:
+        """Where a process's output goes."""
+        return self.folder / f"{name}.log"
+
+    def wait_until(
+        self, holds: Callable[[], bool], *names: str, seconds: float = READY_SECONDS
+    ) -> None:
+        """Wait for something, as long as the named processes live."""
+        until = time.monotonic() + seconds
+        while not holds():
+            for name in names:
+                if (code := self.processes[name].poll()) is not None:
+                    raise ProcessFailed(f"{name} ended with {code}: see {self.log(name)}")
+            if time.monotonic() > until:
+                raise ProcessFailed(f"nothing happened for {seconds:g} s: see {self.folder}")
+            time.sleep(0.1)
+
+    def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """End a process and all that it has started."""
+        process = self.processes.pop(name)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        try:
+            process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it has started and left behind
+
+    def close(self) -> None:
+        """End every process, the SuperLink last."""
+        for name in reversed(list(self.processes)):
+            self.kill(name, signal.SIGTERM)
+
+
+def command(name: str) -> str:
+    """The command of that name that belongs to this Python."""
+    return str(Path(sys.executable).parent / name)
+
+
+def free_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    """Whether somebody listens on a port."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((LOOPBACK, port)) == 0

@@ -1,0 +1,75 @@
+"""The paper's Adam for training loops that are written with ``torch.optim``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fedsift.adam import adam_step
+from fedsift.vector import Moments
+
+
+class Adam(Optimizer):
+    """Equations (3)-(5): ε inside the square root, no bias correction.
+
+    Unlike ``torch.optim.Adam`` it starts from moments that it is given, and hands them back, as
+    flat vectors in the order of the parameters.
+
+    >>> w = torch.nn.Parameter(torch.zeros(1))
+    >>> optimizer = Adam([w], lr=0.1)
+    >>> w.sum().backward()
+    >>> optimizer.step()
+    >>> [round(float(x), 4) for x in (w, *optimizer.moments())]
+    [-0.3161, 0.1, 0.001]
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step; a parameter without a gradient counts as one with gradient zero."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            settings = {key: group[key] for key in ("lr", "beta1", "beta2", "eps")}
+            for p in group["params"]:
+                gradient = torch.zeros_like(p) if p.grad is None else p.grad
+                before = Moments(p, *self._moments_of(p))
+                after = adam_step(before, gradient, **settings)
+                p.copy_(after.w)
+                self.state[p].update(m=after.m, v=after.v)
+        return loss
+
+    def load_moments(self, m: Tensor, v: Tensor) -> None:
+        """Start from these moments, flat vectors ``(d,)``."""
+        at = 0
+        for p in self._params():
+            here = slice(at, at := at + p.numel())
+            self.state[p].update(m=m[here].view_as(p).clone(), v=v[here].view_as(p).clone())
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The moments as flat vectors ``(d,)``."""
+        m, v = zip(*(self._moments_of(p) for p in self._params()), strict=True)
+        return torch.cat([x.flatten() for x in m]), torch.cat([x.flatten() for x in v])
+
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _moments_of(self, p: Tensor) -> tuple[Tensor, Tensor]:
+        state = self.state[p]
+        if not state:
+            state.update(m=torch.zeros_like(p), v=torch.zeros_like(p))
+        return state["m"], state["v"]

@@ -1,0 +1,1 @@
+"""A federation whose clients misbehave on demand; see faulty.client."""

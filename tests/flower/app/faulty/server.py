@@ -1,0 +1,27 @@
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import ServerApp
+
+from faulty.task import BATCH, SEED, make_algorithm, make_model, note
+from fedsift.flower import FedSift
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    config = context.run_config
+    folder = config["folder"]
+    note(folder, "server")
+    strategy = FedSift(
+        make_algorithm(config), config["clients"], f"{folder}/run",
+        batch_size=BATCH, seed=SEED, wait=config["wait"],
+    )  # fmt: skip
+
+    def evaluate(round, arrays):
+        """Before the round in which a client hangs: just enough time for the others."""
+        own = 3 * strategy.seconds / max(1, strategy.snapshot.round)
+        strategy.timeout = own + 10 if round == config["hang"] - 1 else config["timeout"]
+
+    start = {name: Array(p.detach()) for name, p in make_model().named_parameters()}
+    strategy.start(grid, ArrayRecord(start), config["rounds"], config["timeout"],
+                   evaluate_fn=evaluate)  # fmt: skip

@@ -1,0 +1,144 @@
+"""Federations of real processes: equal to the simulation, whatever is killed."""
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+import fedsift
+
+sys.path.insert(0, str(Path(__file__).parent / "app"))
+from faulty import task
+
+from fedsift.flower.keys import make_node_key
+from fedsift.flower.local import free_port
+
+
+def simulated(algorithm, clients, rounds):
+    return fedsift.simulate(
+        task.make_model(), [task.load_data(n, clients) for n in range(clients)],
+        algorithm=task.make_algorithm({"algorithm": algorithm}), rounds=rounds,
+        batch_size=task.BATCH, seed=task.SEED, wire="real",
+    )  # fmt: skip
+
+
+def assert_same_bits(folder, state):
+    tensors = load_file(folder / "checkpoint.safetensors")
+    for name, x in state._asdict().items():
+        assert torch.equal(tensors[name], x), name
+
+
+def kill(pid):
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def back(federation, name, key, client):
+    """Start a killed SuperNode again; Flower lets it in once it has noticed that it was gone."""
+    log = federation.log(name)
+    log.unlink()
+    federation.start_node(name, key, client, 5)
+
+    def is_in():
+        if federation.processes[name].poll() is not None:
+            federation.start_node(name, key, client, 5)
+        return "SuperNode ID" in log.read_text()
+
+    federation.wait_until(is_in)
+
+
+def test_a_deployment_ends_with_the_simulation_s_bits(federation_of):
+    federation = federation_of(3)
+    federation.say(rounds=2)
+    intruders = start_intruders(federation)
+    log = federation.ended()
+    assert "report:" in log
+    result = simulated("fedadam-ssm", 3, 2)
+    assert_same_bits(federation.run_folder, result.state)
+    for real, simulation in zip(federation.history(), result.history, strict=True):
+        same = ("round", "clients", "rejected", "train_loss", "uplink_bytes", "uplink_bits_paper")
+        assert {k: real[k] for k in same} == {k: simulation[k] for k in same}
+    # What goes down in round 2 is what the simulation has sent at the end of round 1.
+    assert federation.history()[1]["downlink_bytes"] == result.history[0]["downlink_bytes"]
+    assert (federation.run_folder / "report.html").exists()
+    assert_refused(federation, intruders)
+
+
+def start_intruders(federation):
+    """A SuperNode with a key that nobody has registered, and one that speaks no TLS."""
+    key = federation.folder / "stranger.key"
+    make_node_key(key)
+    federation.start_node("stranger", key, 0, 3)
+    federation.start(
+        "plaintext",
+        ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{federation.port}",
+         "--max-retries", "1", "--host", "127.0.0.1", "--port", str(free_port())],
+    )  # fmt: skip
+    return [federation.processes[name] for name in ("stranger", "plaintext")]
+
+
+def assert_refused(federation, intruders):
+    federation.wait_until(lambda: all(p.poll() is not None for p in intruders))
+    assert all(process.returncode != 0 for process in intruders)
+    assert "SuperNode ID" not in federation.log("stranger").read_text()
+    assert "SuperNode ID" not in federation.log("plaintext").read_text()
+    assert federation.log("superlink").read_text().count("Activated node_id") == 3
+
+
+def test_a_server_that_is_killed_goes_on_to_the_same_bits(federation_of):
+    federation = federation_of(3)
+    # Efficient-Adam keeps memories on clients and server: the hardest to take up again.
+    federation.say(algorithm="efficient-adam")
+    federation.noted("begun-2-0")
+    kill(federation.noted("server"))  # within round 2
+    federation.say(algorithm="efficient-adam")
+    server = federation.noted("server")
+    federation.wait_until(lambda: len(federation.history()) == 2, seconds=100)
+    kill(server)  # when round 2 was written
+    federation.say(algorithm="efficient-adam")
+    federation.ended()
+    history = federation.history()
+    assert [r["round"] for r in history] == [1, 2, 3]
+    assert all(r["clients"] == 3 and not r["problems"] for r in history)
+    assert_same_bits(federation.run_folder, simulated("efficient-adam", 3, 3).state)
+
+
+def test_a_round_goes_on_without_those_who_fail(federation_of):
+    federation = federation_of(5)
+    for client, word in enumerate(["raise", "corrupt", "round", "nan"]):
+        federation.fault(2, client, word)
+    federation.fault(3, 4, "hang")
+    federation.fault(4, 3, "hang")
+    federation.fault(4, 2, "hang")
+    federation.say(clients=5, rounds=4, hang=3)
+    federation.noted("begun-4-2")
+    federation.kill("node-2")  # the whole SuperNode, in the middle of its client's training
+    kill(federation.noted("begun-4-3"))  # only the client's process
+    federation.ended()
+    first, bad, hung, killed = federation.history()
+    assert (first["clients"], first["problems"]) == (5, {})
+    assert (bad["clients"], bad["rejected"]) == (1, 3)
+    assert "full of eels" in bad["problems"]["0"]
+    assert "checksum" in bad["problems"]["1"]
+    assert "wrong round: 1, expected 2" in bad["problems"]["2"]
+    assert "finite" in bad["problems"]["3"]
+    assert (hung["clients"], set(hung["problems"])) == (4, {"4"})
+    assert "no reply within" in hung["problems"]["4"]
+    assert killed["clients"] == 3
+    assert set(killed["problems"]) == {"2", "3"}
+
+    back(federation, "node-2", federation.folder / "node-2.key", 2)
+    federation.say(clients=5, rounds=5)
+    federation.ended()
+    last = federation.history()[-1]
+    assert (last["round"], last["clients"], last["problems"]) == (5, 5, {})
+
+
+def test_too_few_nodes_end_the_run_with_a_clear_message(federation_of):
+    federation = federation_of(0)
+    federation.say(wait=1.0)
+    assert "0 of at least 1 SuperNodes are connected after 1 s" in federation.ended()

@@ -1,0 +1,315 @@
+"""The strategy and the client, without processes: who is sent what, and what becomes of it."""
+
+import json
+import shutil
+import time
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from inline import InlineGrid, InlineNode
+from torch import nn
+
+import fedsift
+from fedsift import algorithms
+from fedsift.adam import adam_step
+from fedsift.algorithms import METHODS, settings_of
+from fedsift.federation import TooFewClients
+from fedsift.flower import FedSift, client_app
+from fedsift.flower import strategy as strategy_module
+from fedsift.flower.client import deadline
+from fedsift.flower.protocol import Answer, Malformed
+from fedsift.flower.store import Kept, Store
+from fedsift.runs.config import ConfigError
+from fedsift.vector import Layout, Moments
+
+CLIENTS, SEED = 5, 2
+SSM = algorithms.fedadam_ssm(density=0.1, local_steps=2)
+EFFICIENT = algorithms.efficient_adam(bits=4)
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def load_data(partition, partitions):
+    x = torch.randn(20, 6, generator=torch.Generator().manual_seed(partition))
+    return x, x[:, :3].argmax(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(strategy_module, "POLL_SECONDS", 0.0)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A federation in this process: its grid, its strategy, and how to start it."""
+    return Place(tmp_path)
+
+
+class Place:
+    def __init__(self, path):
+        self.path = path
+
+    def grid(self, algorithm=SSM, clients=CLIENTS, **options):
+        app = client_app(make_model, load_data, algorithm, state_dir=self.path / "state", **options)
+        return InlineGrid(InlineNode(app, n, clients) for n in range(clients))
+
+    def strategy(self, algorithm=SSM, clients=CLIENTS, **options):
+        options = {"batch_size": 8, "seed": SEED, "wait": 0.1, **options}
+        return FedSift(algorithm, clients, self.path / "run", **options)
+
+    def history(self):
+        lines = (self.path / "run" / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+def start(strategy, grid, rounds, timeout=60.0, **options):
+    arrays = ArrayRecord({n: Array(p.detach()) for n, p in make_model().named_parameters()})
+    return strategy.start(grid, arrays, rounds, timeout, **options)
+
+
+def simulated(algorithm, rounds, **options):
+    clients = [load_data(n, CLIENTS) for n in range(CLIENTS)]
+    options = {"batch_size": 8, "seed": SEED, **options}
+    return fedsift.simulate(make_model(), clients, algorithm=algorithm, rounds=rounds, **options)
+
+
+def assert_same_bits(state, other):
+    assert all(torch.equal(x, y) for x, y in zip(state, other, strict=True))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_ends_with_the_simulation_s_bits(name, place):
+    few = {"local_steps": 2, "density": 0.1, "warmup_rounds": 2}
+    algorithm = METHODS[name](**{k: v for k, v in few.items() if k in settings_of(name)})
+    strategy = place.strategy(algorithm, participation=0.6)
+    start(strategy, place.grid(algorithm), 4)
+    result = simulated(algorithm, 4, participation=0.6)
+    assert_same_bits(strategy.snapshot.state, result.state)
+    assert [r["uplink_bytes"] for r in place.history()] == [
+        pytest.approx(r["uplink_bytes"]) for r in result.history
+    ]
+
+
+def test_the_result_and_the_records_are_those_of_a_strategy(place):
+    def evaluate(round, arrays):
+        return MetricRecord({"accuracy": 0.1 * round, "loss": 2.0})
+
+    result = start(place.strategy(), place.grid(), 2, evaluate_fn=evaluate)
+    model = make_model()
+    model.load_state_dict(result.arrays.to_torch_state_dict())
+    assert torch.equal(Layout.of(model).read(model), simulated(SSM, 2).state.w)
+    assert [r["accuracy"] for r in place.history()] == [0.1, 0.2]
+    assert result.train_metrics_clientapp[2]["clients"] == CLIENTS
+    assert result.evaluate_metrics_serverapp[2]["accuracy"] == 0.2
+
+
+def test_who_holds_the_last_state_is_sent_the_change_and_others_everything(place):
+    grid, strategy = place.grid(), place.strategy()
+    start(strategy, grid, 2)
+    grid.nodes[103].is_online = False
+    start(place.strategy(), grid, 3)  # a new server knows of nobody what it holds
+    grid.nodes[103].is_online = True
+    start(again := place.strategy(), grid, 5)
+    kinds = [node.kinds for node in grid.nodes.values()]
+    assert kinds[0] == ["full", "delta", "full", "full", "delta"]
+    assert kinds[3] == ["full", "delta", "full", "delta"]
+    problems = [record["problems"] for record in place.history()]
+    assert problems == [{}, {}, {"3": "no node is this client"}, {}, {}]
+    assert again.snapshot.round == 5
+
+
+def test_a_client_that_lost_its_disk_is_brought_up_to_date_within_the_round(place):
+    grid, strategy = place.grid(), place.strategy()
+    wiped = []
+
+    def wipe_once(round, arrays):
+        if not wiped:
+            wiped.append(shutil.rmtree(place.path / "state"))
+        return
+
+    start(strategy, grid, 2, evaluate_fn=wipe_once)
+    assert grid.nodes[100].kinds == ["full", "delta", "full"]
+    assert place.history()[1]["clients"] == CLIENTS
+    assert_same_bits(strategy.snapshot.state, simulated(SSM, 2).state)
+
+
+def test_a_client_whose_upload_was_lost_trains_on_with_its_old_memory(place):
+    grid, strategy = place.grid(EFFICIENT), place.strategy(EFFICIENT)
+    honest = grid.answer
+
+    def losing(node, node_id, message):
+        reply = honest(node, node_id, message)
+        lost = node.partition == 1 and message.metadata.group_id == "2"
+        return Message(RecordDict(), reply_to=message) if lost else reply
+
+    grid.answer = losing
+    start(strategy, grid, 3)
+    assert "lacks" in place.history()[1]["problems"]["1"]
+    # Client 1 must send in round 3 what it would have sent had it never trained in round 2.
+    federation = strategy.federation
+    simulation = fedsift.simulation.prepare(
+        make_model(), [load_data(n, CLIENTS) for n in range(CLIENTS)], None, EFFICIENT,
+        batch_size=8, participation=1.0, dropout=0.0, min_clients=0, wire="real",
+        loss=nn.functional.cross_entropy, seed=SEED, device="cpu",
+    )  # fmt: skip
+    snapshot = simulation.first()
+    for round in (1, 2, 3):
+        lost = frozenset({1}) if round == 2 else frozenset()
+        object.__setattr__(simulation, "dropped", lambda r, cohort, lost=lost: lost)
+        snapshot, _ = simulation.play(snapshot)
+    assert federation.task.seed == SEED
+    assert_same_bits(strategy.snapshot.state, snapshot.state)
+
+
+def test_a_round_ends_when_it_has_enough(place):
+    grid = place.grid()
+    start(place.strategy(enough=3), grid, 1)
+    record = place.history()[0]
+    assert record["clients"] == 3
+    assert record["problems"]["node 103"] == "the round had enough replies"
+
+
+def test_a_round_ends_in_time_and_the_silent_are_named(place):
+    grid = place.grid()
+    strategy = place.strategy()
+    start(strategy, grid, 1)
+    grid.silent = {102}
+    start(strategy, grid, 2, timeout=0.5)
+    assert place.history()[1]["problems"] == {"2": "no reply within 0.5 s"}
+
+
+def test_two_nodes_cannot_be_the_same_client(place):
+    grid = place.grid()
+    grid.nodes[104].partition = 3
+    start(place.strategy(), grid, 1)
+    assert place.history()[0]["problems"] == {
+        "4": "no node is this client",
+        "node 104": "it says that it is client 3, which it cannot be",
+    }
+
+
+def test_too_few_nodes_or_updates_stop_the_run_and_it_goes_on_later(place):
+    grid = place.grid()
+    for node in grid.nodes.values():
+        node.is_online = False
+    with pytest.raises(TooFewClients, match=r"0 of at least 4 SuperNodes .* after 0.1 s: start"):
+        start(place.strategy(min_clients=4), grid, 1)
+    for node in grid.nodes.values():
+        node.is_online = True
+    grid.silent = {100, 101}
+    with pytest.raises(TooFewClients, match="round 1 has 3 of at least 4 updates"):
+        start(place.strategy(min_clients=4), grid, 1, timeout=0.5)
+    grid.silent = set()
+    start(place.strategy(min_clients=4), grid, 1)
+    assert place.history()[0]["clients"] == CLIENTS
+
+
+def test_another_run_s_folder_is_refused(place):
+    start(place.strategy(), place.grid(), 1)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        start(place.strategy(seed=9), place.grid(), 1)
+
+
+def test_a_client_of_another_algorithm_or_model_is_named(place):
+    grid = place.grid(algorithms.fedadam())
+    with pytest.raises(TooFewClients, match=r"the server runs fedadam_ssm.*, this client fedadam"):
+        start(place.strategy(), grid, 1)
+    app = client_app(lambda: nn.Linear(6, 3), load_data, SSM, state_dir=place.path)
+    other = InlineGrid(InlineNode(app, n, CLIENTS) for n in range(CLIENTS))
+    with pytest.raises(TooFewClients, match="other parameters than this client's"):
+        start(place.strategy(), other, 1)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        {},
+        {"fedsift": ConfigRecord({"client": 0})},
+        {"fedsift": ConfigRecord({"client": "0", "outcome": "update", "reason": ""})},
+        {"fedsift": ConfigRecord({"client": 1.5, "outcome": "failed", "reason": ""}),
+         "metrics": MetricRecord({"train_loss": 0.0})},
+        {"fedsift": ConfigRecord({"client": 0, "outcome": "gift", "reason": ""}),
+         "metrics": MetricRecord({"train_loss": 0.0})},
+        {"fedsift": ConfigRecord({"client": 0, "outcome": "update", "reason": ""}),
+         "metrics": MetricRecord({"train_loss": 0.0}),
+         "frame": ArrayRecord({"update": Array(torch.ones(3))})},
+    ],
+)  # fmt: skip
+def test_a_malformed_answer_is_refused(records):
+    with pytest.raises(Malformed):
+        Answer.read(RecordDict(records))
+
+
+def test_a_client_s_file_survives_a_crash_and_shows_damage(tmp_path, monkeypatch):
+    layout = Layout.of(make_model())
+    store = Store(tmp_path)
+    state = Moments.start(torch.ones(layout.d))
+    store.save(layout, Kept(state, {b"12345678": {"residual": torch.ones(1, layout.d)}}))
+
+    def die(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", die)
+        with pytest.raises(KeyboardInterrupt):
+            store.save(layout, Kept(Moments.start(torch.zeros(layout.d))))
+    kept = store.load(layout)
+    assert_same_bits(kept.state, state)
+    assert torch.equal(kept.memories[b"12345678"]["residual"], torch.ones(1, layout.d))
+    damaged = bytearray(store.file.read_bytes())
+    damaged[-1] ^= 1
+    store.file.write_bytes(damaged)
+    assert store.load(layout) == Kept()
+
+
+def test_a_loop_of_one_s_own_trains_by_the_paper_s_adam(place):
+    steps = []
+
+    def train(model, optimizer, data, config):
+        x, y = data
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            steps.append(config["note"])
+        return loss.item()
+
+    whole = {"batch_size": None}
+    strategy = place.strategy(**whole)
+    config = ConfigRecord({"note": "hello"})
+    start(strategy, place.grid(train=train), 2, train_config=config)
+    result = simulated(SSM, 2, **whole)
+    assert steps == ["hello"] * 2 * 2 * CLIENTS
+    for own, built_in in zip(strategy.snapshot.state, result.state, strict=True):
+        torch.testing.assert_close(own, built_in, rtol=1e-5, atol=1e-7)
+
+
+def test_a_loop_of_one_s_own_needs_a_method_with_adam_steps(place):
+    grid = place.grid(EFFICIENT, train=lambda *_: 0.0)
+    with pytest.raises(TooFewClients, match="does not take the paper's Adam steps"):
+        start(place.strategy(EFFICIENT), grid, 1)
+
+
+def test_adam_moves_like_the_equations_and_keeps_its_moments():
+    model = make_model()
+    layout = Layout.of(model)
+    x = Moments(layout.read(model), torch.rand(layout.d), torch.rand(layout.d))
+    optimizer = fedsift.Adam(model.parameters(), lr=0.1, eps=1e-3)
+    optimizer.load_moments(x.m, x.v)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 6)).square().sum().backward()
+        gradient = layout.flatten({n: p.grad for n, p in model.named_parameters()})
+        x = adam_step(x, gradient, lr=0.1, beta1=0.9, beta2=0.999, eps=1e-3)
+        optimizer.step()
+        assert_same_bits((layout.read(model), *optimizer.moments()), x)
+
+
+def test_a_client_gives_up_at_its_deadline():
+    with pytest.raises(TimeoutError, match=r"within the round's 0.05 s"), deadline(0.05):
+        time.sleep(60)
