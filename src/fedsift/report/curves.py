@@ -76,11 +76,11 @@ def curves(
         traces.append(curve(group, xs, ys, f"{number} at %{{x:.2f}}"))
         if known:
             ends.append((group, *known[-1]))
-    lows = [value for group in groups for value in group.means(y) if value is not None]
+    lows = [value for group in groups for value in group.means(y) if value is not None] or [0, 1]
     low, high = min(lows), max(lows)
     room = 0.04 * (high - low) or 0.01
     totals = [end[1] for end in ends]
-    is_log = x is not rounds and max(totals) > 3 * min(totals) > 0
+    is_log = x is not rounds and max(totals, default=0) > 3 * min(totals, default=0) > 0
     x_axis = {"title": x_title, **(log_axis(groups, x) if is_log else {"rangemode": "tozero"})}
     y_axis: dict[str, Any] = {"title": y_title, "range": [low - room, high + room]}
     if percent:
