@@ -6,7 +6,7 @@ cohort → local training → frame → checks → weighted mean → broadcast �
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -26,6 +26,7 @@ from fedsift.engine.task import (
     Job,
     Missing,
     Received,
+    Results,
     Task,
     finite,
 )
@@ -73,12 +74,12 @@ class Happened:
     problems: Mapping[str, str] = field(default_factory=dict)
 
 
-OnUpload = Callable[[Spec, Update, int], None]
-"""Called with each upload that is merged: where it belongs, what it holds, and its bytes."""
+OnUpload = Callable[[Sequence[Spec], Update, Sequence[int]], None]
+"""Called with uploads that are merged: where they belong, what they hold, and their bytes."""
 
 
-def unwatched(spec: Spec, update: Update, size: int) -> None:
-    """Take no note of an upload."""
+def unwatched(specs: Sequence[Spec], update: Update, sizes: Sequence[int]) -> None:
+    """Take no note of uploads."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,12 @@ class Federation:
         absent = self.dropped(round, cohort)
         job = Job(round, phase, before.state, cohort, self.memories(before, cohort))
         inbox = self.open_inbox(job)
-        losses = []
+        losses: list[float] = []
         for reply in self.engine.train(job):
+            if isinstance(reply, Results):
+                losses += reply.losses
+                inbox.take_all(reply.without(absent))
+                continue
             losses += [] if isinstance(reply, Missing) else [reply.loss]
             if reply.client not in absent:
                 inbox.take(reply)
@@ -239,12 +244,32 @@ class Inbox:
             self.size += self._size(reply, spec)  # it was sent, if in vain
             self.problems[str(reply.client)] = str(problem)
             return
-        self.received += 1
-        self.size += size
+        memory = {reply.client: reply.memory}
+        self._merge([spec], update, [size], memory)
+
+    def take_all(self, replies: Results) -> None:
+        """Merge the uploads of clients that trained together."""
+        if self.federation.wire is not counted:
+            for reply in replies:
+                self.take(reply)
+        elif replies.clients:
+            specs = [replace(self.spec, client=n) for n in replies.clients]
+            memory = {each.client: each.memory for each in replies} if replies.memory else {}
+            self._merge(specs, replies.update, replies.sizes, memory)
+
+    def _merge(
+        self,
+        specs: Sequence[Spec],
+        update: Update,
+        sizes: Sequence[int],
+        memory: Mapping[int, Memory],
+    ) -> None:
+        self.received += len(specs)
+        self.size += sum(sizes)
         self.total.add(update)
-        self.federation.on_upload(spec, update, size)
+        self.federation.on_upload(specs, update, sizes)
         if self.federation.algorithm.client_memory:
-            self.memory[reply.client] = reply.memory
+            self.memory.update(memory)
 
     def _carry(self, reply: ClientResult | Received, spec: Spec) -> tuple[Update, int]:
         federation = self.federation

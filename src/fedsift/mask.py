@@ -46,7 +46,7 @@ def _top_k_by_threshold(magnitude: Tensor, k: int) -> Tensor:
     above = magnitude > threshold
     tied = magnitude == threshold
     room = k - above.sum(-1, keepdim=True)
-    return above | (tied & (tied.cumsum(-1) <= room))
+    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= room))
 
 
 def top_k_union(delta: Moments, k: int) -> Tensor:

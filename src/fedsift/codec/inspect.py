@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsift.codec.errors import require
@@ -55,8 +57,8 @@ def above_limit(part: PartHeader, d: int) -> float | None:
     return 8 * part.index_bytes / limit if part.index is not None and limit > 0 else None
 
 
-def bytes_by_part(update: Update, spec: Spec, size: int) -> dict[str, int]:
-    """What the bytes of one client's frame are for: ``header``, ``mask``, ``w``, ``m`` and ``v``.
+def bytes_by_part(update: Update, specs: Sequence[Spec], sizes: Sequence[int]) -> Counter[str]:
+    """What the bytes of a stack's frames are for: ``header``, ``mask``, ``w``, ``m`` and ``v``.
 
     Only masks vary in size, so that nothing has to be encoded, nor looked at on a device. To the
     masks go their payloads and the fields that say how long those are; to the header all else, the
@@ -68,19 +70,22 @@ def bytes_by_part(update: Update, spec: Spec, size: int) -> dict[str, int]:
     >>> from fedsift.vector import Layout
     >>> spec = Spec(Layout.of(nn.Linear(1, 1)), "fedsgd")
     >>> update = Update(dense({"w": tensor([[1.0, 2.0]])}), (1.0,))
-    >>> bytes_by_part(update, spec, encoded_size(update, spec))
-    {'header': 50, 'w': 8}
+    >>> bytes_by_part(update, [spec], [encoded_size(update, spec)])
+    Counter({'header': 50, 'w': 8})
     """
-    parts = tuple(_without_mask(part, spec.layout.d) for part in update.parts)
-    header = Header(
-        spec.run, spec.base, spec.algorithm, spec.round, spec.client, spec.layout.d, 0.0, parts
-    )
+    parts = tuple(_without_mask(part, specs[0].layout.d) for part in update.parts)
     masks = sum(part.index is not None for part in parts)  # each has one byte for "no bytes"
-    sizes = {"header": len(write_header(header)) - masks + CHECKSUM_BYTES}
-    values = [pair for part in parts for pair in zip(part.roles, part.value_bytes, strict=True)]
+    bare = (
+        Header(s.run, s.base, s.algorithm, s.round, s.client, s.layout.d, 0.0, parts) for s in specs
+    )
+    counted: Counter[str] = Counter()
+    counted["header"] = sum(len(write_header(h)) - masks + CHECKSUM_BYTES for h in bare)
+    for part in parts:
+        for role, count in zip(part.roles, part.value_bytes, strict=True):
+            counted[role] += count * len(specs)
     if masks:
-        sizes["mask"] = size - sizes["header"] - sum(count for _, count in values)
-    return {**sizes, **dict(values)}
+        counted["mask"] = sum(sizes) - counted.total()
+    return counted
 
 
 def _without_mask(part: Part, d: int) -> PartHeader:

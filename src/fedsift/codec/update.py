@@ -18,6 +18,8 @@ from fedsift.vector import Moments
 
 Role = Literal["w", "m", "v"]
 ROLES: tuple[Role, ...] = ("w", "m", "v")
+Rows = slice | list[int]
+"""Which clients of a stack."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,10 @@ class Coded:
         """The values as their receiver sees them."""
         return self.coder.restore(self.codes, self.dtype)
 
-    def client(self, row: int) -> Coded:
-        """One client's values, still with a client axis."""
+    def rows(self, which: Rows) -> Coded:
+        """Some clients' values."""
         scales = self.codes.scales
-        one = slice(row, row + 1)
-        codes = Codes(self.codes.codes[one], None if scales is None else scales[one])
+        codes = Codes(self.codes.codes[which], None if scales is None else scales[which])
         return Coded(self.coder, codes, self.dtype)
 
 
@@ -55,10 +56,10 @@ class Part:
     indices: Tensor | None
     values: Mapping[Role, Coded]
 
-    def client(self, row: int) -> Part:
-        """One client's part, still with a client axis."""
-        indices = None if self.indices is None else self.indices[row : row + 1]
-        return Part(indices, {role: coded.client(row) for role, coded in self.values.items()})
+    def rows(self, which: Rows) -> Part:
+        """Some clients' part."""
+        indices = None if self.indices is None else self.indices[which]
+        return Part(indices, {role: coded.rows(which) for role, coded in self.values.items()})
 
 
 Parts = tuple[Part, ...]
@@ -71,9 +72,15 @@ class Update:
     parts: Parts
     weights: tuple[float, ...]
 
+    def rows(self, which: list[int]) -> Update:
+        """Some clients' updates."""
+        parts = tuple(part.rows(which) for part in self.parts)
+        return Update(parts, tuple(self.weights[row] for row in which))
+
     def client(self, row: int) -> Update:
         """One client's update, still with a client axis."""
-        return Update(tuple(part.client(row) for part in self.parts), (self.weights[row],))
+        one = slice(row, row + 1)
+        return Update(tuple(part.rows(one) for part in self.parts), self.weights[one])
 
     def __iter__(self) -> Iterator[Update]:
         return (self.client(row) for row in range(len(self.weights)))
@@ -136,10 +143,12 @@ class Sum:
 
     def add(self, update: Update) -> None:
         """Add each client's update, in the order of the stack."""
-        for client in update:
-            (weight,) = client.weights
-            add_parts(self.total, client.parts, weight)
-            self.weight += weight
+        if self.total.w.device.type == "cpu":
+            for client in update:
+                add_parts(self.total, client.parts, *client.weights)
+        else:
+            add_stack(self.total, update)
+        self.weight += sum(update.weights)
 
     def mean(self) -> Moments:
         """The weighted mean: Σ D̃ₙ Δₙ / Σ D̃ₙ."""
@@ -156,6 +165,27 @@ def add_parts(total: Moments, parts: Iterable[Part], weight: float = 1.0) -> Non
                 by_role[role].add_(weighted)
             else:
                 by_role[role].index_add_(0, part.indices[0], weighted)
+
+
+def add_stack(total: Moments, update: Update) -> None:
+    """Add all clients' parts at once: for accelerators, where many small sums take longer.
+
+    Unlike adding them up by index, the sums over a stack always have the same order.
+
+    >>> update = Update(dense({"w": torch.tensor([[2.0, 4.0], [1.0, 1.0]])}), (1.0, 3.0))
+    >>> total = Moments.start(torch.zeros(2))
+    >>> add_stack(total, update)
+    >>> total.w.tolist()
+    [5.0, 7.0]
+    """
+    by_role = moments(total)
+    weights = torch.tensor(update.weights, dtype=total.w.dtype, device=total.w.device)[:, None]
+    for part in update.parts:
+        for role, coded in part.values.items():
+            x = weights * coded.restore()
+            if part.indices is not None:
+                x = x.new_zeros(len(x), len(total.w)).scatter_(1, part.indices, x)
+            by_role[role].add_(x.sum(0))
 
 
 def _positions(mask: Tensor) -> Tensor:

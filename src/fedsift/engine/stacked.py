@@ -7,7 +7,6 @@ how it is tested where there is no GPU.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
@@ -21,7 +20,7 @@ from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
 from fedsift.engine.local import chunks_of, score_chunk, total_score
 from fedsift.engine.steps import StackedStep, Work
-from fedsift.engine.task import ClientResult, Diverged, Job, Task, distinct
+from fedsift.engine.task import Diverged, Job, Results, Task, distinct
 from fedsift.seeding import torch_seed
 from fedsift.vector import Moments
 
@@ -44,15 +43,11 @@ class Stacked:
         """Rows for the next round, drawn while the device is at work on this one's."""
         self.captured: dict[tuple[Step, int, int], StackedStep] = {}
 
-    def train(self, job: Job) -> Iterator[ClientResult]:
-        """Every cohort member's result, in the cohort's order."""
+    def train(self, job: Job) -> Iterator[Results]:
+        """Every cohort member's result, stack by stack."""
         self.ahead = {key: rows for key, rows in self.ahead.items() if key[0] == job.round}
-        ready: dict[int, ClientResult] = {}
-        turn = deque(job.cohort)
         for stack in self.stacks(job.cohort):
-            ready.update((result.client, result) for result in self._train_stack(job, stack))
-            while turn and turn[0] in ready:
-                yield ready.pop(turn.popleft())
+            yield self._train_stack(job, stack)
 
     def stacks(self, cohort: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Clients that train together: of one batch size, and as many as fit."""
@@ -64,7 +59,7 @@ class Stacked:
             for start in range(0, len(clients), most):
                 yield tuple(clients[start : start + most])
 
-    def _train_stack(self, job: Job, clients: tuple[int, ...]) -> Iterator[ClientResult]:
+    def _train_stack(self, job: Job, clients: tuple[int, ...]) -> Results:
         memory = stack_memory([job.memory[n] for n in clients])
         start = job.phase.begin(stack_state(job.state, len(clients)), memory)
         end, losses = self._local_steps(job, clients, start)
@@ -82,9 +77,7 @@ class Stacked:
         update = Update(parts, weights)
         name = self.algorithm.name
         sizes = encoded_sizes(update, [Spec(self.task.layout, name, job.round, n) for n in clients])
-        for row, (client, loss, size) in enumerate(zip(clients, told[0], sizes, strict=True)):
-            own = {key: x[row : row + 1] for key, x in kept.items()}
-            yield ClientResult(client, update.client(row), own, loss, size)
+        return Results(clients, update, kept, tuple(told[0]), tuple(sizes))
 
     def _local_steps(
         self, job: Job, clients: tuple[int, ...], start: Moments

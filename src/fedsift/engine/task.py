@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,6 +111,36 @@ class ClientResult:
 
 
 @dataclass(frozen=True)
+class Results:
+    """The results of several clients that trained together, their tensors still stacked."""
+
+    clients: tuple[int, ...]
+    update: Update
+    memory: Memory
+    losses: tuple[float, ...]
+    sizes: tuple[int, ...]
+
+    def __iter__(self) -> Iterator[ClientResult]:
+        told = zip(self.clients, self.losses, self.sizes, strict=True)
+        for row, (client, loss, size) in enumerate(told):
+            own = {key: x[row : row + 1] for key, x in self.memory.items()}
+            yield ClientResult(client, self.update.client(row), own, loss, size)
+
+    def without(self, absent: Collection[int]) -> Results:
+        """The results of those who are not absent."""
+        rows = [row for row, client in enumerate(self.clients) if client not in absent]
+        if len(rows) == len(self.clients):
+            return self
+        return Results(
+            tuple(self.clients[row] for row in rows),
+            self.update.rows(rows),
+            {key: x[rows] for key, x in self.memory.items()},
+            tuple(self.losses[row] for row in rows),
+            tuple(self.sizes[row] for row in rows),
+        )
+
+
+@dataclass(frozen=True)
 class Received:
     """What a client elsewhere sent: a frame, not yet checked; ``memory`` names what it keeps."""
 
@@ -129,10 +159,10 @@ class Missing:
 
 
 class Engine(Protocol):
-    """Trains a cohort. Results come in the cohort's order, whatever ran where."""
+    """Trains a cohort. Single results come in the cohort's order, whatever ran where."""
 
-    def train(self, job: Job) -> Iterator[ClientResult | Received | Missing]:
-        """Every cohort member's result, one after another."""
+    def train(self, job: Job) -> Iterator[ClientResult | Results | Received | Missing]:
+        """Every cohort member's result, one after another or some together."""
         ...
 
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:

@@ -7,6 +7,7 @@ the tensors are; the host looks once a round.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,11 +49,11 @@ class Chosen:
     first: list[Tensor] = field(default_factory=list)
 
     def add(self, indices: Tensor, keep: bool) -> None:
-        """Take one client's mask."""
-        self.kept += len(indices)
-        self.pending.append(indices)
-        if keep and len(self.first) < MOST_CLIENTS:
-            self.first.append(indices)
+        """Take the masks ``(clients, k)`` of some clients."""
+        self.kept += indices.numel()
+        self.pending.append(indices.reshape(-1))
+        if keep:
+            self.first += indices[: MOST_CLIENTS - len(self.first)]
         if sum(map(len, self.pending)) > MOST_PENDING:
             self.count()
 
@@ -94,21 +95,21 @@ class Uploads:
         self.masks: dict[str, Chosen] = {}
         self.magnitudes: dict[str, Tensor] = {}
 
-    def take(self, spec: Spec, update: Update, size: int) -> None:
-        """Take note of one client's upload."""
-        self.clients.append(spec.client)
-        self.bytes.update(bytes_by_part(update, spec, size))
-        look = is_looked_at(spec.round)
+    def take(self, specs: Sequence[Spec], update: Update, sizes: Sequence[int]) -> None:
+        """Take note of some clients' uploads."""
+        self.clients += [spec.client for spec in specs]
+        self.bytes.update(bytes_by_part(update, specs, sizes))
+        look = is_looked_at(specs[0].round)
         for part in update.parts:
             if part.indices is not None:
-                indices, roles = part.indices[0], "".join(part.values)
+                indices, roles = part.indices, "".join(part.values)
                 if roles not in self.masks:
                     times = torch.zeros(self.d, dtype=torch.int32, device=indices.device)
                     self.masks[roles] = Chosen(times)
                 self.masks[roles].add(indices, keep=look)
             if look:
                 for role, coded in part.values.items():
-                    counted = magnitudes_of(coded.restore()[0])
+                    counted = magnitudes_of(coded.restore())
                     self.magnitudes[role] = self.magnitudes.get(role, 0) + counted
 
     def sum_up(self, round: int) -> dict[str, Any]:
@@ -173,7 +174,7 @@ def magnitudes_of(x: Tensor) -> Tensor:
     >>> [(place, n) for place, n in enumerate(counted.tolist()) if n]
     [(0, 1), (201, 2), (241, 1)]
     """
-    some = x[:: -(-len(x) // MOST_VALUES) or 1]
+    some = x[..., :: -(-x.shape[-1] // MOST_VALUES) or 1].reshape(-1)
     place = ((some.abs().log10() - LOWEST) * PER_DECADE).floor().clamp(-1, BINS).to(torch.int64) + 1
     counts = torch.zeros(BINS + 2, dtype=torch.int64, device=x.device)
     return counts.scatter_add_(0, place, torch.ones_like(place))
