@@ -41,12 +41,20 @@ def top_k(x: Tensor, k: int) -> Tensor:
 
 
 def _top_k_by_threshold(magnitude: Tensor, k: int) -> Tensor:
-    """The plain way, which never looks at a value from the host: for accelerators."""
-    threshold = magnitude.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
-    above = magnitude > threshold
-    tied = magnitude == threshold
-    room = k - above.sum(-1, keepdim=True)
-    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= room))
+    """The k largest of each row ``(..., d)`` by their threshold: for accelerators.
+
+    >>> _top_k_by_threshold(torch.tensor([[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 2).tolist()
+    [[False, True, True, False], [True, True, False, False]]
+    """
+    rows = magnitude.reshape(-1, magnitude.shape[-1])
+    threshold = rows.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    mask = rows > threshold
+    room = k - mask.sum(-1)
+    row, column = (rows == threshold).nonzero(as_tuple=True)  # row by row, ascending
+    first = torch.searchsorted(row, torch.arange(len(rows), device=row.device))
+    chosen = torch.arange(len(row), device=row.device) - first[row] < room[row]
+    mask[row, column] |= chosen
+    return mask.view(magnitude.shape)
 
 
 def top_k_union(delta: Moments, k: int) -> Tensor:

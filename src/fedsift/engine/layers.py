@@ -157,7 +157,8 @@ def _windows(
 def window_tile(rows: int, outputs: int, channels: int, clients: int, item: int) -> Tile:
     """The piece of the output that one block computes."""
     if channels % 32:
-        return Tile(128, min(64, power(outputs)), 32, 4, 2)
+        columns = min(64, power(outputs))
+        return Tile(128 if columns == 16 else 64, columns, 32, 2, 2)
     depth = 64 if item == 2 and channels % 64 == 0 else 32
     columns = min(128, power(outputs))
     few = clients * rows * outputs < 128 * columns * 400
@@ -213,7 +214,8 @@ def weight_tile(outputs: int, entries: int, channels: int, item: int) -> Tile:
     """The piece of the weights' gradient that one block computes."""
     rows = min(128, power(outputs))
     if channels % 32:
-        return Tile(min(64, rows), min(64, power(entries)), 64, 4, 2)
+        rows, columns = min(64, rows), min(64, power(entries + 1))
+        return Tile(rows, columns, 64, max(1, rows * columns // 1024), 2)
     columns = 128 if channels % 128 == 0 else 64 if channels % 64 == 0 else 32
     return Tile(rows, columns, 64 if item == 2 else 32, 8 if rows * columns >= 128 * 128 else 4, 3)
 

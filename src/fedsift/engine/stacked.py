@@ -41,6 +41,7 @@ class Stacked:
         self.offsets = np.cumsum([0, *sizes[:-1]])
         self.ahead: dict[tuple[int, tuple[int, ...], int], Tensor] = {}
         """Rows for the next round, drawn while the device is at work on this one's."""
+        self.staging: dict[torch.Size, Staging] = {}
         self.captured: dict[tuple[Step, int, int], StackedStep] = {}
 
     def train(self, job: Job) -> Iterator[Results]:
@@ -108,10 +109,12 @@ class Stacked:
             chances = np.stack([self.task.chances(round, n, steps) for n in clients])
             partly = (sizes > len(whole))[:, None, None]
             drawn = np.where(partly, distinct(chances, sizes[:, None]), drawn)
-        rows = torch.from_numpy((drawn + self.offsets[list(clients), None, None]).swapaxes(0, 1))
-        if self.data.is_cuda:
-            rows = rows.contiguous().pin_memory()
-        return rows.to(self.data.device, non_blocking=True)
+        rows = torch.from_numpy(drawn + self.offsets[list(clients), None, None]).transpose(0, 1)
+        if not self.data.is_cuda:
+            return rows
+        if rows.shape not in self.staging:
+            self.staging[rows.shape] = Staging(rows)
+        return self.staging[rows.shape].send(rows, self.data.device)
 
     def _step_of(self, phase: Phase, clients: int, batch: int) -> StackedStep:
         key = phase.step, clients, batch
@@ -150,6 +153,22 @@ class Stacked:
         with self._arithmetic():
             scores = [score_chunk(self.task, w, chunk) for chunk in chunks_of(self.task)]
         return total_score(self.task, scores)
+
+
+class Staging:
+    """Pages of the host that a GPU reads by itself, while the host goes on."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.pages = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+        self.read = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def send(self, x: Tensor, device: torch.device) -> Tensor:
+        """A copy on the device, once that gets to it."""
+        self.read.synchronize()
+        self.pages.numpy()[:] = x.numpy()
+        there = self.pages.to(device, non_blocking=True)
+        self.read.record()
+        return there
 
 
 def stack_state(state: Moments, clients: int) -> Moments:
