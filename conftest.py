@@ -1,5 +1,6 @@
-"""Every doctest may use torch and np without importing them."""
+"""Every doctest has torch and np; the GPU kernels are interpreted where there is no GPU."""
 
+import os
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +12,8 @@ needs_triton = ["kernels", "layers", "network"]
 collect_ignore = (
     [] if find_spec("triton") else [f"src/fedsift/engine/{name}.py" for name in needs_triton]
 )
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports a kernel
 
 
 @pytest.fixture(autouse=True)

@@ -22,9 +22,8 @@ from fedsift.codec.gaps import (
     gaps_of,
     histogram_of,
     segments,
-    stacked_histograms,
 )
-from fedsift.codec.sizes import best_sizes
+from fedsift.codec.sizes import mask_sizes
 
 MAX_DIMENSION = 1 << 32
 
@@ -188,7 +187,7 @@ def auto_stacked(indices: Tensor, d: int, layers: Ints) -> list[tuple[IndexCoder
     ]
     entropy: IndexCoder = Entropy()
     coded = indices if 2 * k <= d else _stacked_complement(indices, d)
-    sizes = best_sizes(stacked_histograms(coded, segments(layers, d))).tolist()
+    sizes = mask_sizes(coded, segments(layers, d)).tolist()
     return [min([*fixed, (entropy, size)], key=lambda pair: pair[1]) for size in sizes]
 
 

@@ -7,6 +7,7 @@ of a round without waiting for the host.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -14,8 +15,47 @@ import torch
 from torch import Tensor
 
 from fedsift.codec import gaps
+from fedsift.codec.gaps import Ints
 
 _MODELS = gaps._FINE + 1
+
+
+def mask_sizes(indices: Tensor, starts: Ints) -> Tensor:
+    """The size in bytes of each row ``(masks, k)`` of ascending indices.
+
+    >>> mask_sizes(torch.tensor([[0, 1, 30], [5, 6, 7]]), np.array([0])).tolist()
+    [12, 10]
+    """
+    histograms = gaps.stacked_histograms(indices, starts)
+    if indices.device.type != "cuda":
+        return best_sizes(histograms)
+    return _recorded(histograms.shape, indices.device)(histograms)
+
+
+@lru_cache(maxsize=64)
+def _recorded(shape: torch.Size, device: torch.device) -> Recorded:
+    return Recorded(best_sizes, torch.zeros(shape, dtype=torch.int64, device=device))
+
+
+class Recorded:
+    """A function of one tensor as a CUDA graph: a hundred small operations for the price of one."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], like: Tensor) -> None:
+        self.given = like
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            function(self.given)  # libraries set themselves up in their first calls
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.found = function(self.given)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The function's value, until the next call."""
+        self.given.copy_(x)
+        self.graph.replay()
+        return self.found
 
 
 def best_sizes(histograms: Tensor) -> Tensor:

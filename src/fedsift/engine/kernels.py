@@ -330,3 +330,26 @@ def norm_gradient_kernel(
         ]
         value = (g * weight[None, :] - level[None, :] - unit * tilt[None, :]) * root[None, :]
         tl.store(result + at, value.to(result.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def cross_entropy_kernel(
+    output, labels, gradient, loss, batch, classes, BATCH: tl.constexpr, CLASSES: tl.constexpr
+):
+    """One client's mean loss, added to what is there, and its gradient by the output."""
+    client = tl.program_id(0)
+    sample = tl.arange(0, BATCH)
+    label = tl.arange(0, CLASSES)
+    at = (client * batch + sample)[:, None] * classes + label[None, :]
+    inside = (sample < batch)[:, None] & (label < classes)[None, :]
+    x = tl.load(output + at, mask=inside, other=-float("inf")).to(tl.float32)
+    x -= tl.max(x, 1)[:, None]
+    share = tl.exp(x)
+    total = tl.sum(share, 1)
+    true = tl.load(labels + client * batch + sample, mask=sample < batch, other=0)
+    hit = label[None, :] == true[:, None]
+    each = tl.log(total) - tl.sum(tl.where(hit, x, 0.0), 1)
+    mean = tl.sum(tl.where(sample < batch, each, 0.0), 0) / batch
+    tl.store(loss + client, tl.load(loss + client) + mean)
+    slope = (share / total[:, None] - hit.to(tl.float32)) / batch
+    tl.store(gradient + at, slope.to(gradient.dtype.element_ty), mask=inside)

@@ -317,6 +317,17 @@ def norm_rows(channels: int) -> int:
     return max(1, 4096 // channels)
 
 
+def cross_entropy(output: Tensor, labels: Tensor, loss: Tensor) -> Tensor:
+    """The gradient by the output; each client's mean loss is added to ``loss``."""
+    clients, batch, classes = output.shape
+    gradient = torch.empty_like(output)
+    kernels.cross_entropy_kernel[(clients,)](
+        output, labels, gradient, loss, batch, classes,
+        BATCH=power(batch), CLASSES=power(classes),
+    )  # fmt: skip
+    return gradient
+
+
 def power(number: int) -> int:
     """The smallest power of two that is at least the number, and at least 16.
 

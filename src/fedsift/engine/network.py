@@ -22,6 +22,7 @@ from fedsift.engine.layers import Weight, Window
 from fedsift.vector import Layout
 
 ALIGNMENT = 16
+BLOCK = 1024
 
 
 class Unknown(Exception):
@@ -45,8 +46,8 @@ class Order:
 
     @property
     def length(self) -> int:
-        """Numbers in a row of a stack."""
-        return self.offsets[-1]
+        """Numbers in a row of a stack, a multiple of what a block of the optimiser takes."""
+        return -(-self.offsets[-1] // BLOCK) * BLOCK
 
     def shaped(self, stack: Tensor) -> dict[str, Tensor]:
         """Views ``(clients, *shape)`` of a stack ``(clients, length)`` in this order."""
@@ -102,7 +103,7 @@ class Network:
 
     def __call__(self, x: Tensor, weights: Mapping[str, Weight]) -> Tensor:
         """The model's output ``(clients, batch, ...)``."""
-        anchor = torch.zeros((), device=x.device, requires_grad=True)
+        anchor = torch.empty((), device=x.device, requires_grad=True)
         values: dict[fx.Node, Any] = {}
         for node in self.traced.graph.nodes:
             given = [values[each] if isinstance(each, fx.Node) else each for each in node.args]

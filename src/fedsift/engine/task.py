@@ -180,4 +180,4 @@ def finite(*tensors: Tensor) -> bool:
     >>> finite(torch.tensor([1.0, float("inf")]))
     False
     """
-    return all(bool(torch.isfinite(x).all()) for x in tensors)
+    return bool(torch.stack([torch.isfinite(x).all() for x in tensors]).all())
