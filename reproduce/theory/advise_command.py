@@ -87,9 +87,9 @@ def study(name: str, task: HeldOut) -> list[tuple[object, ...]]:
     ):
         for seed in SEEDS:
             values = {**task.flags, **asdict(choice), "seed": seed, "device": "cpu"}
-            found = spent(RunConfig.from_values(values), task.target)
-            rows.append((name, task.target, label, *asdict(choice).values(), seed, *found[:2],
-                         found[1] * choice.local_steps, found[2], f"{said:.4f}", *found[3:]))  # fmt: skip
+            mibit, rounds, *rest = spent(RunConfig.from_values(values), task.target)
+            taken = (seed, mibit, rounds, rounds * choice.local_steps, rest[0], shown(said))
+            rows.append((name, task.target, label, *asdict(choice).values(), *taken, *rest[1:]))
             print(*rows[-1], flush=True)
     return rows
 
@@ -104,8 +104,8 @@ def ask(task: HeldOut) -> dict:
     return json.loads(said.stdout)
 
 
-def spent(config: RunConfig, target: float) -> tuple[object, ...]:
-    """Mibit and rounds to the target; no Mibit if it was not reached in time."""
+def spent(config: RunConfig, target: float) -> tuple[str, int, str, str, str]:
+    """Mibit and rounds to the target (no Mibit if it was not reached), and where that was seen."""
     federation = federation_of(config)
     history = []
     for _, record in play(federation, federation.first(), MAX_ROUNDS):
@@ -114,8 +114,13 @@ def spent(config: RunConfig, target: float) -> tuple[object, ...]:
             break
     row = row_of(config.algorithm, history, target)
     made = environment(config)
-    mibit = "" if row.mibit is None else f"{row.mibit:.4f}"
-    return mibit, len(history), f"{row.best_accuracy:.4f}", made["commit"], made["device"]
+    best = shown(row.best_accuracy)
+    return shown(row.mibit), len(history), best, made["commit"], made["device"]
+
+
+def shown(x: float | None) -> str:
+    """A number to four decimals, or nothing."""
+    return "" if x is None else f"{x:.4f}"
 
 
 if __name__ == "__main__":
