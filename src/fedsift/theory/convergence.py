@@ -68,8 +68,8 @@ class Setting:
     def adam_gap(self) -> float:
         """How unlike the sum of L Adam steps and one gradient may be, in units of G²d."""
         L, eps, g2 = float(self.local_steps), self.eps, self.grad_bound * self.grad_bound
-        fresh = L - self.beta2 * (1 - self.beta2**L) / (1 - self.beta2)
-        momentum = 4 * self.beta1 * (1 - self.beta1**L) / (1 - self.beta1) ** 2
+        fresh = L - self.beta2 * (1 - math.pow(self.beta2, L)) / (1 - self.beta2)
+        momentum = 4 * self.beta1 * (1 - math.pow(self.beta1, L)) / (1 - self.beta1) ** 2
         return g2 / eps * (g2 / eps) * self.d * L * fresh / (4 * eps) + (L * L + momentum) / eps + 1
 
 
