@@ -108,6 +108,22 @@ def test_the_table_of_advice(task):
         assert cell in row, (cell, row)
 
 
+def test_the_table_of_the_command():
+    rows = table("advise_command.csv")
+    names = dict.fromkeys(r["task"] for r in rows)
+    assert len(names) >= 3
+    for name in names:
+        mine = {x: [r for r in rows if (r["task"], r["settings"]) == (name, x)]
+                for x in ("advised", "defaults")}  # fmt: skip
+        first = mine["advised"][0]
+        settings = ", ".join(f"{float(first[x]):g}" for x in ("local_steps", "lr", "density"))
+        spent = [mean(float(r["mibit"]) for r in runs) for runs in mine.values()]
+        rounds = [f"{mean(int(r['rounds']) for r in runs):.0f}" for runs in mine.values()]
+        words = (name, f"{100 * float(first['target']):.0f} %", settings)
+        numbers = (f"{spent[0]:.2f}", f"{spent[1]:.2f}", f"{spent[1] / spent[0]:.1f}×")
+        assert f"| {' | '.join((*words, *numbers, ' against '.join(rounds)))} |" in ADVICE
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_the_advice_past_the_target(task):
     found = json.loads((HERE / f"advise-beyond-{task}.json").read_text(encoding="utf-8"))
