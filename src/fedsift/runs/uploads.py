@@ -45,6 +45,7 @@ class Chosen:
 
     times: Tensor
     kept: int = 0
+    counted: int = 0
     pending: list[Tensor] = field(default_factory=list)
     first: list[Tensor] = field(default_factory=list)
 
@@ -54,7 +55,7 @@ class Chosen:
         self.pending.append(indices.reshape(-1))
         if keep:
             self.first += indices[: MOST_CLIENTS - len(self.first)]
-        if sum(map(len, self.pending)) > MOST_PENDING:
+        if self.kept - self.counted > MOST_PENDING:
             self.count()
 
     def count(self) -> None:
@@ -62,6 +63,7 @@ class Chosen:
         waiting = torch.cat(self.pending)
         self.times.scatter_add_(0, waiting, torch.ones_like(waiting, dtype=torch.int32))
         self.pending.clear()
+        self.counted = self.kept
 
     def told(self) -> Tensor:
         """Coordinates that two clients share, summed over ordered pairs; and the union's size."""
