@@ -115,14 +115,12 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
-def find_target(paths: Sequence[Path]) -> float | None:
-    """The target of the first comparison among the folders."""
-    for path in paths:
-        for parent in (path, path.parent):
-            file = parent / "compare.csv"
-            if file.exists():
-                with file.open(newline="", encoding="utf-8") as lines:
-                    return next((float(row["target"]) for row in csv.DictReader(lines)), None)
+def find_target(runs: Sequence[Path]) -> float | None:
+    """The target of the first comparison that one of the runs belongs to."""
+    for file in dict.fromkeys(run.parent / "compare.csv" for run in runs):
+        if file.exists():
+            with file.open(newline="", encoding="utf-8") as lines:
+                return next((float(row["target"]) for row in csv.DictReader(lines)), None)
     return None
 
 
