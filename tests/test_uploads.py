@@ -38,7 +38,7 @@ def summed_up(updates, round=1):
     uploads = Uploads(D)
     for client, update in enumerate(updates):
         spec = Spec(LAYOUT, "any", round, client)
-        uploads.take(spec, update, len(encode(update, spec)))
+        uploads.take([spec], update, [len(encode(update, spec))])
     return uploads.sum_up(round)
 
 
@@ -68,10 +68,24 @@ def test_one_client_has_nobody_to_share_with():
     assert summed_up([update_of({1, 2})])["masks"]["wmv"]["overlap"] is None
 
 
+def test_a_stack_of_clients_is_recorded_as_one_after_another():
+    chosen = masks(clients=5, k=12)
+    each = [update_of(c) for c in chosen]
+    stack = torch.zeros(5, D, dtype=torch.bool)
+    for row, c in zip(stack, chosen, strict=True):
+        row[list(c)] = True
+    x = torch.linspace(1, 2, D).expand(5, D)
+    update = Update(sparse({"w": x, "m": x, "v": x}, stack), (1.0,) * 5)
+    specs = [Spec(LAYOUT, "any", 1, client) for client in range(5)]
+    uploads = Uploads(D)
+    uploads.take(specs, update, [len(encode(u, s)) for u, s in zip(each, specs, strict=True)])
+    assert uploads.sum_up(1) == summed_up(each)
+
+
 def test_a_round_without_uploads_says_so_and_the_next_one_starts_afresh():
     uploads = Uploads(D)
     spec, update = Spec(LAYOUT, "any", 3), update_of({5})
-    uploads.take(spec, update, len(encode(update, spec)))
+    uploads.take([spec], update, [len(encode(update, spec))])
     uploads.sum_up(3)
     assert uploads.sum_up(4) == {"round": 4, "uploads": 0, "bytes": {}, "masks": {}}
 
@@ -100,7 +114,7 @@ def test_bytes_by_part_are_those_in_the_frame(roles, k):
     x = torch.ones(1, D)
     update = Update(sparse(dict.fromkeys(roles, x), mask), (1.0,))
     frame = encode(update, Spec(LAYOUT, "any", 200, 3))
-    found = bytes_by_part(update, Spec(LAYOUT, "any", 200, 3), len(frame))
+    found = bytes_by_part(update, [Spec(LAYOUT, "any", 200, 3)], [len(frame)])
     (part,) = dissect(frame).header.parts
     assert sum(found.values()) == len(frame)
     assert tuple(found[role] for role in roles) == part.value_bytes

@@ -62,6 +62,7 @@ def carry_out_all(path: Path, runs: Sequence[Run], target: float) -> None:
 
 def carry_out_report(paths: Sequence[Path], path: Path) -> None:
     """The report of runs that were made before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     runs = report_on(paths, path)
     err.print(f"{len(runs)} run{'s' if len(runs) > 1 else ''}", highlight=False)
     say_where("report", path)

@@ -283,14 +283,14 @@ def best_first(task: Task, target: float | None) -> Task:
 
 def mibit(record: Record) -> float:
     """What a client had sent by the paper's formula, in Mibit."""
-    return float(record["uplink_bits_paper"] or 0) / MIBIT
+    return float(record.get("uplink_bits_paper") or 0) / MIBIT
 
 
 def megabytes(record: Record) -> float:
     """What a client had sent, in MB."""
-    return float(record["uplink_bytes"] or 0) / 1e6
+    return float(record.get("uplink_bytes") or 0) / 1e6
 
 
 def both_ways(record: Record) -> float:
     """What a client had sent and received, in MB."""
-    return megabytes(record) + float(record["downlink_bytes"] or 0) / 1e6
+    return megabytes(record) + float(record.get("downlink_bytes") or 0) / 1e6

@@ -155,7 +155,7 @@ def curves_of(task: Task) -> list[dict[str, Any]]:
             "name": group.name,
             "runs": [
                 {
-                    "accuracy": [r["accuracy"] for r in run.history],
+                    "accuracy": [r.get("accuracy") for r in run.history],
                     "mibit": [mibit(r) for r in run.history],
                     "megabytes": [megabytes(r) for r in run.history],
                 }
