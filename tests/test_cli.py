@@ -161,10 +161,12 @@ def quick_run(tmp_path_factory):
     return folder
 
 
-def test_a_run_leaves_its_five_files_and_nothing_half_written(quick_run):
+def test_a_run_leaves_its_files_and_nothing_half_written(quick_run):
     assert {path.name for path in quick_run.iterdir()} == {
         "config.toml",
         "metrics.jsonl",
+        "uploads.jsonl",
+        "clients.json",
         "summary.json",
         "checkpoint.safetensors",
         "report.html",

@@ -173,6 +173,8 @@ def test_every_column_and_key_of_a_run_is_in_the_reference(tmp_path):
         assert f"| `{column}` |" in section(page, "metrics.jsonl"), column
     for key in summarise(config, federation, history).keys() - config.flat().keys():
         assert f"| `{key}` |" in section(page, "summary.json"), key
+    for column in folder.uploads()[0]:
+        assert f"| `{column}` |" in section(page, "uploads.jsonl"), column
     for column in Row.__dataclass_fields__:
         assert f"`{column}`" in section(page, "A comparison's folder"), column
 

@@ -58,7 +58,7 @@ def configs_of(algorithms: Sequence[str], values: Mapping[str, Any]) -> list[Run
 
 def reached(history: Sequence[Record], target: float) -> Record | None:
     """The first round whose test accuracy reached the target."""
-    return next((r for r in history if (r["accuracy"] or 0) >= target), None)
+    return next((r for r in history if (r.get("accuracy") or 0) >= target), None)
 
 
 def row_of(algorithm: str, history: Sequence[Record], target: float) -> Row:
