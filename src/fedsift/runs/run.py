@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import fedsift
-from fedsift.data import deal, load
+from fedsift.data import deal, load, split
 from fedsift.engine.local import one_thread
 from fedsift.federation import Federation, Snapshot
 from fedsift.models import build
@@ -34,7 +34,7 @@ def federation_of(config: RunConfig) -> Federation:
     x, y = dataset.train
     rows = deal(config.partition, y.numpy(), config.clients, config.seed, config.theta)
     with one_thread():  # thousands of tiny copies, which threads would only wait for each other in
-        clients = [(x[part], y[part]) for part in map(torch.from_numpy, rows)]
+        clients = split((x, y), rows)
     return prepare(
         build(config.model, dataset.shape, config.seed),
         clients,
