@@ -26,6 +26,7 @@ from fedsift.engine.ranks import WorkerDied
 from fedsift.engine.task import Diverged
 from fedsift.federation import TooFewClients
 from fedsift.models import MODELS
+from fedsift.reproduce.cli import reproduce
 from fedsift.runs.compare import configs_of
 from fedsift.runs.config import ConfigError, RunConfig, read_values
 from fedsift.runs.folder import RunFolder
@@ -311,6 +312,7 @@ def inspect(file: Annotated[Path, typer.Argument(help="A file that holds one fra
     show_frame(anatomy)
 
 
+app.command()(reproduce)
 app.command()(bounds)
 app.command()(advise)
 

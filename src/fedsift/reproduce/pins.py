@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ PINS = ("table1", *(f"fig{n}" for n in range(1, 9)))
 """Every table and figure by its command-line name."""
 
 
+@cache
 def read(name: str) -> dict[str, Any]:
     """A pinned file.
 
