@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -95,7 +96,11 @@ def play(pin: Pin, todo: Sequence[Planned], out: Path, stop_at_target: bool) -> 
             def watch(record: Record, bar: Any = bar) -> None:
                 progress.update(bar, completed=record["round"])
 
-            carry_out(run, out, watch, stop_at_target)
+            try:
+                carry_out(run, out, watch, stop_at_target)
+            except KeyboardInterrupt:
+                print("the same command goes on from here", file=sys.stderr)
+                raise
             progress.remove_task(bar)
             progress.advance(all_runs)
 
