@@ -138,26 +138,26 @@ def normal(results: Results, task: str, setting: str) -> Iterator[Finding]:
 
 
 def centres_of(results: Results, task: str) -> list[float]:
-    """The means of log10 of the three magnitudes."""
+    """Where the densities of log10 of the three magnitudes peak."""
     told = (results.json("fig1") or {}).get(task)
-    return [told[name]["mean_log10"] for name in ("ΔW", "ΔM", "ΔV")] if told else []
+    return [told[name]["peak_log10"] for name in ("ΔW", "ΔM", "ΔV")] if told else []
 
 
 def ordered(results: Results, task: str, setting: str) -> Iterator[Finding]:
-    """The means of the logarithms are in this order."""
-    means = centres_of(results, task)
-    if means and setting == "iid":
-        yield ", ".join(f"{x:.1f}" for x in means), means[0] > means[1] > means[2]
+    """The peaks of the densities are in this order."""
+    peaks = centres_of(results, task)
+    if peaks and setting == "iid":
+        yield ", ".join(f"{x:.1f}" for x in peaks), peaks[0] > peaks[1] > peaks[2]
 
 
 def centred(task: str, *paper: float) -> Check:
-    """The means are within half a decade of the paper's."""
+    """The peaks are within half a decade of the paper's."""
 
     def check(results: Results, here: str, setting: str) -> Iterator[Finding]:
-        means = centres_of(results, task)
-        if means and (here, setting) == (task, "iid"):
-            near = all(abs(a - b) < 0.5 for a, b in zip(means, paper, strict=True))
-            yield ", ".join(f"{x:.1f}" for x in means), near
+        peaks = centres_of(results, task)
+        if peaks and (here, setting) == (task, "iid"):
+            near = all(abs(a - b) < 0.5 for a, b in zip(peaks, paper, strict=True))
+            yield ", ".join(f"{x:.1f}" for x in peaks), near
 
     return check
 

@@ -50,7 +50,7 @@ SECTIONS: dict[str, list[tuple[str, str, Check]]] = {
     ],
     "Magnitudes of the updates (Fig. 1)": [
         ("The logarithms of the magnitudes of ΔW, ΔM and ΔV are roughly normal", "fig1", normal),
-        ("ΔW > ΔM > ΔV: means of log10", "fig1", ordered),
+        ("ΔW > ΔM > ΔV: peaks of the density of log10", "fig1", ordered),
         ("CNN: centred at −2, −3 and −6", f"fig1 --task {CNN}", centred(CNN, -2, -3, -6)),
         ("VGG-11: −10 to −5, −25 to −10 and −35 to −20", f"fig1 --task {VGG}", spans(VGG, (-10, -5), (-25, -10), (-35, -20))),
         ("ResNet-18 on SVHN: −7.5 to −4, −12.5 to −8 and −20 to −15", f"fig1 --task {RESNET}", spans(RESNET, (-7.5, -4), (-12.5, -8), (-20, -15))),

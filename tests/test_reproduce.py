@@ -120,13 +120,29 @@ def test_methods_and_rounds_can_be_chosen():
 
 def test_the_papers_table_is_whole():
     paper = read("paper")
-    counts = {(task, s): len(v) for task, both in paper.items() for s, v in both.items()}
-    assert counts == {
-        ("cnn-fashion-mnist", "iid"): 4, ("cnn-fashion-mnist", "noniid"): 4,
-        ("resnet18-svhn", "iid"): 5, ("resnet18-svhn", "noniid"): 5,
-        ("vgg11-cifar10", "iid"): 5, ("vgg11-cifar10", "noniid"): 5,
-    }  # fmt: skip
-    assert all(set(v) <= TEN for both in paper.values() for v in both.values())
+    assert {task: set(both) for task, both in paper.items()} == {
+        task: {"iid", "noniid"} for task in TASKS if task != "resnet18-cifar10"
+    }
+    methods = TEN - {"fedsgd", "sparse-fedsgd"}
+    for both in paper.values():
+        for values in both.values():
+            assert set(values) == methods
+            assert min(values, key=values.get) == "fedadam-ssm"
+            assert 2 <= sum(x == float("inf") for x in values.values()) <= 4
+
+
+def test_a_line_has_the_papers_figure_beside_it(here):
+    words = ["--task", "cnn-fashion-mnist", "--setting", "iid", "--rounds", "1", "--seeds", "1"]
+    chosen = ["--methods", "fedadam-ssm,onebit-adam,fedsgd"]
+    assert main(["reproduce", "table1", *words, *chosen]) == 0
+    found = json.loads((here / "reproduce" / "results" / "table1.json").read_text())
+    about = {x["method"]: (x["in_paper"], x["paper_mibit"], x["paper_ratio"]) for x in found}
+    assert about == {
+        "fedadam-ssm": (True, 8.15, 1.0),
+        "onebit-adam": (True, None, None),
+        "fedsgd": (False, None, None),
+        "fedsgd@lr=0.1": (False, None, None),
+    }
 
 
 # Runs, on a Fashion-MNIST of a few samples.
@@ -174,10 +190,9 @@ def test_table_1_is_made_with_csv_and_json_and_not_run_twice(here, capsys):
         assert (row["seed"], row["target"], row["mibit"]) == ("0", "0.75", "")
         assert row["device"].startswith("cpu")
         assert not folder.checkpoint_file.exists()
-    ssm, onebit = json.loads((results / "table1.json").read_text())
-    assert (ssm["paper_mibit"], ssm["paper_ratio"], ssm["reached"]) == (8.15, 1.0, 0)
-    assert (onebit["paper_mibit"], onebit["mibit"]) == (None, None)
-    assert "8.15" in capsys.readouterr().out
+    ssm, _ = json.loads((results / "table1.json").read_text())
+    assert (ssm["mibit"], ssm["reached"], ssm["seeds"]) == (None, 0, [0])
+    assert not ssm["in_paper"]  # its target is another one
     before = {p: p.stat().st_mtime_ns for p in runs.rglob("metrics.jsonl")}
     assert main(words) == 0
     assert {p: p.stat().st_mtime_ns for p in runs.rglob("metrics.jsonl")} == before

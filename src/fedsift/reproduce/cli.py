@@ -128,7 +128,8 @@ def table(lines: Sequence[dict[str, Any]], title: str) -> Table:
     for line in lines:
         reached = f"{line['reached']}/{len(line['seeds'])}"
         best = f"{100 * line['best_accuracy']:.2f} %"
-        ours, theirs = number(line["mibit"], "∞"), number(line["paper_mibit"], "–")
+        ours = number(line["mibit"], "∞")
+        theirs = number(line["paper_mibit"], "∞" if line["in_paper"] else "–")
         ratios = [number(line[key], "", "×") for key in ("ratio", "paper_ratio")]
         shown.add_row(line["method"], ours, ratios[0], reached, theirs, ratios[1], best)
     return shown

@@ -12,6 +12,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedsift.reproduce.pins import Pin, Planned
 from fedsift.reproduce.results import Curve
@@ -31,6 +32,12 @@ NAMES = {
     "noniid": "θ = 0.1",
     "theta-0.5": "θ = 0.5",
     "theta-1": "θ = 1",
+}
+TASKS = {
+    "cnn-fashion-mnist": "CNN on Fashion-MNIST",
+    "resnet18-svhn": "ResNet-18 on SVHN",
+    "resnet18-cifar10": "ResNet-18 on CIFAR-10",
+    "vgg11-cifar10": "VGG-11 on CIFAR-10",
 }
 SYMBOLS = {"local_steps": "L", "lr": "η", "density": "α"}
 STYLE: dict[Any, Any] = {
@@ -57,26 +64,30 @@ def picture(path: Path, title: str, columns: int = 1) -> Iterator[list[Axes]]:
         )
         figure.suptitle(title, fontsize=11)
         yield list(axes[0])
+        if columns == 1:
+            figure.legend(loc="outside right center", fontsize=8)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path.with_suffix(".png"))
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
         plt.close(figure)
 
 
-def draw_curves(pin: Pin, curves: Sequence[Curve], path: Path, title: str) -> None:
+def draw_curves(pin: Pin, curves: Sequence[Curve], path: Path) -> None:
     """Figs. 2, 3 and 5 to 8: one task and setting, a curve for each line."""
-    with picture(path, title) as (axes,):
+    run = curves[0].line[0].run
+    data = "IID" if run.setting == "iid" else f"Dirichlet {run.config.theta:g}"
+    with picture(path, f"{pin.title}: {TASKS[run.task]}, {data}") as (axes,):
         for curve in curves:
             _plot(axes, curve, pin.x, _legend(pin, curve.line[0].run))
         _label(axes, pin.x, curves)
-        axes.axhline(100 * curves[0].line[0].run.target, color="0.4", ls=":", lw=1)
+        axes.axhline(100 * run.target, color="0.4", ls=":", lw=1)
         axes.set_ylabel("test accuracy, %")
-        axes.figure.legend(loc="outside right upper", fontsize=8)
 
 
-def draw_settings(pin: Pin, curves: Sequence[Curve], path: Path, title: str) -> None:
+def draw_settings(pin: Pin, curves: Sequence[Curve], path: Path) -> None:
     """Fig. 4: one task, a panel for each method, a curve for each data distribution."""
     methods = list(dict.fromkeys(curve.line[0].run.label for curve in curves))
+    title = f"{pin.title}: {TASKS[curves[0].line[0].run.task]}"
     with picture(path, title, len(methods)) as panels:
         for axes, method in zip(panels, methods, strict=True):
             own = [curve for curve in curves if curve.line[0].run.label == method]
@@ -89,15 +100,14 @@ def draw_settings(pin: Pin, curves: Sequence[Curve], path: Path, title: str) -> 
         panels[-1].legend(loc="lower right")
 
 
-def draw_updates(measured: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
+def draw_updates(pin: Pin, task: str, measured: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Fig. 1: the density of log10 of the updates' magnitudes."""
-    with picture(path, title) as (axes,):
+    with picture(path, f"{pin.title}: {TASKS[task]}, round {measured[0]['round']}") as (axes,):
         for role, name in ROLES.items():
             centres, density = density_of(measured, role)
             axes.plot(centres, density, label=f"log10 |{name}|")
             axes.fill_between(centres, density, alpha=0.15)
         axes.set(xlabel="log10 of the magnitude", ylabel="density", xlim=_span(measured))
-        axes.legend()
 
 
 def density_of(measured: Sequence[Mapping[str, Any]], role: str) -> tuple[Any, Any]:
@@ -128,6 +138,9 @@ def _plot(axes: Axes, curve: Curve, x: str, name: str) -> None:
 def _label(axes: Axes, x: str, curves: Sequence[Curve]) -> None:
     if x == "mibit":
         axes.set(xscale="log", xlabel="uplink, Mibit a client (the paper's formula)")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     else:  # one-step methods have many more rounds than the others
         axes.set(xlabel="round", xlim=(0, median(curve.rounds[-1] for curve in curves)))
 

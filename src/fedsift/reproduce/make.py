@@ -46,7 +46,7 @@ def _make_curves(pin: Pin, lines: Sequence[list[Outcome]], results: Path) -> Ite
         path = results / f"{pin.name}-{name}"
         yield write(path.with_name(f"{path.name}.csv"), curves_csv(curves))
         drawing = draw.draw_settings if pin.kind == "settings" else draw.draw_curves
-        drawing(pin, curves, path.with_name(f"{path.name}.png"), f"{pin.title}: {name}")
+        drawing(pin, curves, path.with_name(f"{path.name}.png"))
         yield path.with_name(f"{path.name}.png")
 
 
@@ -57,12 +57,12 @@ def _make_updates(pin: Pin, wanted: Wanted, out: Path, results: Path) -> Iterato
         yield write(results / f"{pin.name}.json", told)
     for task, measured in found.items():
         path = results / f"{pin.name}-{task}.png"
-        draw.draw_updates(measured, path, f"{pin.title}: {task}, round {measured[0]['round']}")
+        draw.draw_updates(pin, task, measured, path)
         yield path
 
 
 def _told(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and deviation of log10 of the magnitudes, and the density itself where it is not 0."""
+    """Peak, mean and deviation of log10 of the magnitudes, and the density where it is not 0."""
     told: dict[str, Any] = {"seeds": [each["seed"] for each in measured]}
     told |= {key: measured[0][key] for key in ("round", "environment")}
     for role, name in draw.ROLES.items():
@@ -71,6 +71,7 @@ def _told(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
         points = zip(centres, density, strict=True)
         mean = float((centres * share).sum())
         told[name] = {
+            "peak_log10": round(float(centres[density.argmax()]), 2),
             "mean_log10": mean,
             "deviation": float(((centres - mean) ** 2 * share).sum() ** 0.5),
             "zeros": sum(each["zeros"][role] for each in measured),
