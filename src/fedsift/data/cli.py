@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import click
 import typer
@@ -87,18 +87,20 @@ def fetch_with_bar(download: Download, source: Source) -> None:
             bar = progress.add_task(download.url.rpartition("/")[2], total=download.size)
             for done in fetch(download, data_folder()):
                 progress.update(bar, completed=done)
-    except (OSError, HTTPException, ValueError) as problem:
-        print(f"fedsift: cannot get {download.url}: {problem}; {by_hand(source)}", file=sys.stderr)
-        raise typer.Exit(1) from None
+    except ValueError as problem:
+        give_up(str(problem), source)
+    except (OSError, HTTPException) as problem:
+        reason = getattr(problem, "reason", problem)
+        kept = "what has come is kept, and the same command goes on with it"
+        give_up(f"cannot get {download.url}: {reason}; {kept}", source)
 
 
-def by_hand(source: Source) -> str:
-    """Which files to put where, for a machine without a network."""
-    missing = [file.path for file in source.files if state_of(file) != "in order"]
-    return (
-        "what has come is kept, and the same command goes on with it; without a network, put these "
-        f"files, from {source.page}, into {data_folder()}: {', '.join(missing)}"
-    )
+def give_up(problem: str, source: Source) -> NoReturn:
+    """Say in one line what went wrong, and which files to put where by hand."""
+    missing = ", ".join(file.path for file in source.files if state_of(file) != "in order")
+    by_hand = f"to do it by hand, put these files, from {source.page}, into {data_folder()}"
+    print(f"fedsift: {problem}; {by_hand}: {missing}", file=sys.stderr)
+    raise typer.Exit(1)
 
 
 @app.command()

@@ -12,11 +12,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from fedsift.disk import replace_file
 from fedsift.reproduce.pins import Pin, Planned, Wanted, plan, read
 from fedsift.reproduce.runner import DIVERGED
 from fedsift.reproduce.updates import UPDATES
 from fedsift.runs.compare import MIBIT, Row, row_of
-from fedsift.runs.folder import RunFolder, replace_file
+from fedsift.runs.folder import RunFolder
 from fedsift.simulation import Record
 
 POINTS = 150
@@ -56,8 +57,7 @@ def outcome_of(run: Planned, out: Path) -> Outcome:
     summary: dict[str, Any] = {}
     if folder.summary_file.exists():
         summary = json.loads(folder.summary_file.read_text(encoding="utf-8"))
-        precision = {"precision": summary["precision"]}
-        summary["environment"] |= precision if summary["device"] != "cpu" else {}
+        summary["environment"]["precision"] = summary["precision"]
     diverged = (folder.path / DIVERGED).exists()
     return Outcome(run, folder.history(), summary.get("environment", {}), diverged)
 
@@ -66,12 +66,13 @@ def table_csv(lines: Iterable[Sequence[Outcome]]) -> str:
     """Every run of every line: what it took to reach the target, and where it was made."""
     text = StringIO()
     names = [name for name in Row.__dataclass_fields__ if name not in ("algorithm", "ratio")]
-    head = ["task", "setting", "method", "seed", *names, "rounds", "diverged", "device", "commit"]
+    made = ("device", "precision", "commit")
+    head = ["task", "setting", "method", "seed", *names, "rounds", "diverged", *made]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
     for outcome in (each for line in lines for each in line):
         run, row = outcome.run, vars(outcome.row)
-        about = [outcome.environment.get(key) for key in ("device", "commit")]
+        about = [outcome.environment.get(key) for key in made]
         cells = [run.task, run.setting, run.label, run.config.seed, *(row[name] for name in names)]
         cells += [len(outcome.history), outcome.diverged, *about]
         writer.writerow("" if cell is None else cell for cell in cells)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedsift.codec.update import ROLES, Role
+from fedsift.codec.frame import Spec
+from fedsift.codec.update import ROLES, Role, Update
 from fedsift.data import Dataset
-from fedsift.engine.task import Job
-from fedsift.federation import Federation, Snapshot
+from fedsift.disk import replace_file
+from fedsift.federation import Snapshot
 from fedsift.reproduce.pins import Planned
 from fedsift.runs.compare import config_of
-from fedsift.runs.folder import replace_file
+from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment, federation_of
 from fedsift.simulation import Record, play
 
@@ -32,11 +33,9 @@ def measure(run: Planned, dataset: Dataset, path: Path, watch: Callable[[Record]
     for after, record in play(federation, before, config.rounds - 1):
         before = after
         watch(record)
-    # FedAdam sends all that FedAdam-SSM would sift.
-    whole = federation_of(config_of("fedadam", config.flat()), dataset)
     counts = {role: torch.zeros(BINS, dtype=torch.float64) for role in ROLES}
     zeros = dict.fromkeys(ROLES, 0)
-    for role, x in updates(whole, before):
+    for role, x in updates_after(before, config, dataset):
         counts[role] += histogram(x)
         zeros[role] += int((x == 0).sum())
     found = {
@@ -52,16 +51,20 @@ def measure(run: Planned, dataset: Dataset, path: Path, watch: Callable[[Record]
     replace_file(path / UPDATES, json.dumps(found).encode())
 
 
-def updates(federation: Federation, before: Snapshot) -> Iterator[tuple[Role, Tensor]]:
-    """Every client's ΔW, ΔM and ΔV in the round after the snapshot."""
-    round = before.round + 1
-    phase, cohort = federation.algorithm.phase(round), federation.cohort(round)
+def updates_after(
+    before: Snapshot, config: RunConfig, dataset: Dataset
+) -> list[tuple[Role, Tensor]]:
+    """Every client's whole ΔW, ΔM and ΔV in the next round: what FedAdam would send."""
+    found: list[tuple[Role, Tensor]] = []
+
+    def take(specs: Sequence[Spec], update: Update, sizes: Sequence[int]) -> None:
+        for part in update.parts:
+            found.extend((role, x) for role, coded in part.values.items() for x in coded.restore())
+
+    federation = federation_of(config_of("fedadam", config.flat()), dataset)
     start = replace(federation.first(), round=before.round, state=before.state)
-    job = Job(round, phase, start.state, cohort, federation.memories(start, cohort))
-    for result in federation.engine.train(job):
-        for part in result.update.parts:
-            for role, coded in part.values.items():
-                yield role, coded.restore()
+    replace(federation, on_upload=take).play(start)
+    return found
 
 
 def histogram(x: Tensor) -> Tensor:
