@@ -138,7 +138,8 @@ def _plot(axes: Axes, curve: Curve, x: str, name: str) -> None:
 def _label(axes: Axes, x: str, curves: Sequence[Curve]) -> None:
     if x == "mibit":
         axes.set(xscale="log", xlabel="uplink, Mibit a client (the paper's formula)")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:  # one-step methods have many more rounds than the others
