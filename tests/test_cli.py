@@ -385,7 +385,32 @@ def test_a_bad_config_file_is_refused_and_nothing_is_written(text, phrases, here
 
 def test_a_dataset_whose_files_are_not_there_is_refused(here, capsys, monkeypatch):
     monkeypatch.setenv("FEDSIFT_DATA", str(here / "data"))
-    refused(["run", "--dataset", "fashion-mnist"], capsys, str(here / "data"), "FEDSIFT_DATA")
+    refused(["run", "--dataset", "cifar-10"], capsys, str(here / "data"), "FEDSIFT_DATA")
+
+
+@pytest.mark.parametrize("how", ["flag", "config", "resume", "compare"])
+def test_the_data_folder_can_be_given_on_the_command_line(how, here, capsys, monkeypatch):
+    monkeypatch.setenv("FEDSIFT_DATA", "elsewhere")
+    (here / "a.toml").write_text('data-dir = "there"')
+    (here / "run").mkdir()
+    (here / "run" / "config.toml").write_text('dataset = "cifar-10"')
+    words = {
+        "flag": ["run", "--dataset", "cifar-10", "--data-dir", "there"],
+        "config": ["run", "--dataset", "cifar-10", "--config", "a.toml"],
+        "resume": ["resume", "run", "--data-dir", "there"],
+        "compare": [
+            "compare",
+            "--dataset",
+            "cifar-10",
+            "--algorithms",
+            "fedsgd",
+            "--target",
+            "1",
+            "--data-dir",
+            "there",
+        ],
+    }
+    refused(words[how], capsys, "there is no there/cifar-10-batches-bin")
 
 
 def test_a_folder_that_holds_another_run_is_refused_and_kept_as_it_is(quick_run, capsys):

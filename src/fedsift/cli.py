@@ -19,10 +19,14 @@ import fedsift
 from fedsift.algorithms import METHODS
 from fedsift.codec.inspect import dissect
 from fedsift.data import DATASETS
+from fedsift.data.cli import DataDir
+from fedsift.data.cli import app as data_app
+from fedsift.data.files import use_data_folder
 from fedsift.engine.ranks import WorkerDied
 from fedsift.engine.task import Diverged
 from fedsift.federation import TooFewClients
 from fedsift.models import MODELS
+from fedsift.reproduce.cli import reproduce
 from fedsift.runs.compare import configs_of
 from fedsift.runs.config import ConfigError, RunConfig, read_values
 from fedsift.runs.folder import RunFolder
@@ -39,6 +43,7 @@ app = typer.Typer(
 
 frames = typer.Typer(no_args_is_help=True, help="Look into the frames that travel.")
 app.add_typer(frames, name="frame")
+app.add_typer(data_app, name="data")
 
 DIVERGED = 3
 INTERRUPTED = 130
@@ -185,6 +190,7 @@ def run(
     ] = None,
     config: Config = None,
     out: Out = None,
+    data_dir: DataDir = None,
     given: dict[str, Any],
 ) -> None:
     """Train a federation.
@@ -200,7 +206,7 @@ def run(
     * `fedsift run --algorithm fedadam --rounds 50 --out runs/fedadam`
     """
     with user_input():
-        values = merged(config, algorithm=algorithm, out=out, **given)
+        values = merged(config, algorithm=algorithm, out=out, data_dir=data_dir, **given)
         folder_name = values.pop("out", None)
         settings = RunConfig.from_values(values)
         federation = federation_of(settings)
@@ -210,12 +216,16 @@ def run(
 
 
 @app.command()
-def resume(folder: Annotated[Path, typer.Argument(help="The folder of a stopped run.")]) -> None:
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a stopped run.")],
+    data_dir: DataDir = None,
+) -> None:
     """Continue a stopped run; the result is bit for bit that of an unbroken one.
 
     Example: `fedsift resume runs/digits-fedadam-ssm-20260101-120000`
     """
     with user_input():
+        use_data_folder(data_dir)
         opened = RunFolder.open(folder)
         settings = opened.config()
         federation = federation_of(settings)
@@ -235,6 +245,7 @@ def compare(
     ] = None,
     config: Config = None,
     out: Out = None,
+    data_dir: DataDir = None,
     given: dict[str, Any],
 ) -> None:
     """Compare algorithms on one task: the bits each needs to reach a target accuracy.
@@ -245,7 +256,8 @@ def compare(
     Example: `fedsift compare --algorithms fedadam-ssm,fedadam-top,fedadam --target 0.95`
     """
     with user_input():
-        values = merged(config, algorithms=algorithms, target=target, out=out, **given)
+        flags = {"algorithms": algorithms, "target": target, "out": out, "data_dir": data_dir}
+        values = merged(config, **flags, **given)
         names, goal, folder_name = (values.pop(k, None) for k in ("algorithms", "target", "out"))
         if names is None or goal is None:
             raise ValueError("give --algorithms a,b,c and --target, say 0.95, or both in --config")
@@ -300,14 +312,17 @@ def inspect(file: Annotated[Path, typer.Argument(help="A file that holds one fra
     show_frame(anatomy)
 
 
+app.command()(reproduce)
 app.command()(bounds)
 app.command()(advise)
 
 
 def merged(config: Path | None, **flags: Any) -> dict[str, Any]:
-    """A config file's keys and the flags that were given; flags win."""
+    """A config file's keys and the flags that were given; flags win. The data folder is used."""
     values = read_values(config) if config else {}
-    return values | {key: value for key, value in flags.items() if value is not None}
+    values |= {key: value for key, value in flags.items() if value is not None}
+    use_data_folder(values.pop("data_dir", None))
+    return values
 
 
 def _new_folder(name: str) -> Path:

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import fedsift
-from fedsift.data import deal, load
+from fedsift.data import Dataset, deal, load, split
 from fedsift.engine.local import one_thread
 from fedsift.federation import Federation, Snapshot
 from fedsift.models import build
@@ -26,15 +26,15 @@ from fedsift.runs.uploads import Uploads, labels_of
 from fedsift.simulation import Record, play, prepare
 
 
-def federation_of(config: RunConfig) -> Federation:
-    """Load the data, deal it out, build the model: everything before round 1."""
+def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federation:
+    """Load the data, unless it is given; deal it out, build the model: all before round 1."""
     if config.tensorboard:
         require_tensorboard()
-    dataset = load(config.dataset)
+    dataset = dataset or load(config.dataset)
     x, y = dataset.train
     rows = deal(config.partition, y.numpy(), config.clients, config.seed, config.theta)
     with one_thread():  # thousands of tiny copies, which threads would only wait for each other in
-        clients = [(x[part], y[part]) for part in map(torch.from_numpy, rows)]
+        clients = split((x, y), rows)
     return prepare(
         build(config.model, dataset.shape, config.seed),
         clients,
