@@ -28,7 +28,7 @@ from torch import Tensor
 from fedsift.algorithms.method import Algorithm
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.limits import Limits
-from fedsift.engine.local import chunks_of, score_chunk, total_score, train_client
+from fedsift.engine.local import Trainer, chunks_of, total_score
 from fedsift.engine.reference import Reference
 from fedsift.engine.task import ClientResult, Diverged, Job, Task
 from fedsift.vector import Moments
@@ -201,6 +201,7 @@ class Worker:
 
     def __init__(self, task: Task, algorithm: Algorithm) -> None:
         self.task, self.algorithm = task, algorithm
+        self.trainer = Trainer(task)
         self.round, self.tensors = 0, Message({}).tensors
 
     def answer(self, message: Message) -> Message | None:
@@ -224,7 +225,7 @@ class Worker:
             case {"do": "train", "client": client}:
                 return self._train(client, message.tensors)
             case {"do": "score", "chunk": chunk}:
-                right, loss = score_chunk(self.task, self.tensors["w"], chunk)
+                right, loss = self.trainer.score(self.tensors["w"], chunk)
                 return Message({"right": right, "loss": loss})
         raise ValueError(f"unknown request {message.words}")
 
@@ -232,7 +233,7 @@ class Worker:
         state = Moments(**self.tensors)
         phase = self.algorithm.phase(self.round)
         job = Job(self.round, phase, state, (client,), {client: memory})
-        result = train_client(self.task, job, client)
+        result = self.trainer.train(job, client)
         spec = Spec(self.task.layout, self.algorithm.name, self.round, client)
         return Message({"loss": result.loss}, result.memory, encode(result.update, spec))
 
