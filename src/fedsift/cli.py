@@ -19,14 +19,15 @@ import fedsift
 from fedsift.algorithms import METHODS
 from fedsift.codec.inspect import dissect
 from fedsift.data import DATASETS
-from fedsift.engine.ranks import WorkerDied
+from fedsift.engine.message import WorkerDied
 from fedsift.engine.task import Diverged
+from fedsift.engine.torchrun import joined, rank
 from fedsift.federation import TooFewClients
 from fedsift.models import MODELS
 from fedsift.runs.compare import configs_of
 from fedsift.runs.config import ConfigError, RunConfig, read_values
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.run import federation_of
+from fedsift.runs.run import federation_of, follow
 from fedsift.terminal import carry_out, carry_out_all, carry_out_report, show_frame
 from fedsift.theory.cli import advise, bounds
 
@@ -47,7 +48,8 @@ INTERRUPTED = 130
 def main(words: list[str] | None = None) -> int:
     """Run a command; bad input becomes one line on stderr and exit code 2."""
     try:
-        return int(app(words, standalone_mode=False) or 0)
+        with joined():
+            return int(app(words, standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as problem:
         print(problem.format_message())
         return 0
@@ -65,7 +67,8 @@ def main(words: list[str] | None = None) -> int:
 
 def _fail(message: str, code: int) -> int:
     line = " ".join(message.split())
-    print(f"fedsift: {line}", file=sys.stderr)
+    if rank() == 0:  # the other ranks have nothing else to tell
+        print(f"fedsift: {line}", file=sys.stderr)
     return code
 
 
@@ -203,6 +206,9 @@ def run(
         values = merged(config, algorithm=algorithm, out=out, **given)
         folder_name = values.pop("out", None)
         settings = RunConfig.from_values(values)
+        if rank():
+            follow([settings])
+            return
         federation = federation_of(settings)
         path = Path(folder_name or _new_folder(f"{settings.dataset}-{settings.algorithm}"))
         folder = RunFolder.create(path, settings)
@@ -218,6 +224,9 @@ def resume(folder: Annotated[Path, typer.Argument(help="The folder of a stopped 
     with user_input():
         opened = RunFolder.open(folder)
         settings = opened.config()
+        if rank():
+            follow([settings])
+            return
         federation = federation_of(settings)
     carry_out(opened, settings, federation)
 
@@ -253,6 +262,9 @@ def compare(
             raise ValueError(f"target must be in (0, 1], got {goal}")
         values.pop("algorithm", None)
         settings = configs_of(names.split(",") if isinstance(names, str) else names, values)
+        if rank():
+            follow(settings)
+            return
         path = Path(folder_name or _new_folder(f"compare-{settings[0].dataset}"))
         federation_of(settings[0])  # data and model are the same for all
         for each in settings:

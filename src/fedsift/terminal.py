@@ -18,6 +18,7 @@ from fedsift.codec.frame import CHECKSUM_BYTES
 from fedsift.codec.header import PartHeader
 from fedsift.codec.inspect import Anatomy, above_limit
 from fedsift.disk import replace_file
+from fedsift.engine.message import WorkerDied
 from fedsift.engine.task import Diverged
 from fedsift.federation import Federation
 from fedsift.report.collect import Shown, read_run
@@ -112,6 +113,9 @@ def told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
     except KeyboardInterrupt:
         print(f"continue with: fedsift resume {folder.path}", file=sys.stderr)
         raise
+    except WorkerDied as problem:
+        kept = f"; continue with: fedsift resume {folder.path}"
+        raise WorkerDied(str(problem) + kept) from None
     except Diverged as problem:
         kept = f"; the last good checkpoint is in {folder.path}; try a smaller --lr"
         raise Diverged(str(problem) + kept) from None

@@ -7,7 +7,6 @@ on in the cohort's, which makes the result that of the reference engine, bit for
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -16,49 +15,24 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
 from fedsift.algorithms.method import Algorithm
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.limits import Limits
 from fedsift.engine.local import Trainer, chunks_of, total_score
+from fedsift.engine.message import Message, WorkerDied, checked
 from fedsift.engine.reference import Reference
 from fedsift.engine.task import ClientResult, Diverged, Job, Task
 from fedsift.vector import Moments
 
 WORTHWHILE = 0.25
 """Seconds of work in a round from which on other processes are worth their start."""
-
-
-class WorkerDied(RuntimeError):
-    """A process of the engine ended on its own."""
-
-
-@dataclass(frozen=True)
-class Message:
-    """What goes through a pipe: a few words, some tensors, and a frame."""
-
-    words: Mapping[str, Any]
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    frame: bytes = b""
-
-    def send(self, pipe: Connection) -> None:
-        """Write the message."""
-        pipe.send_bytes(json.dumps(self.words).encode())
-        pipe.send_bytes(save({name: x.contiguous() for name, x in self.tensors.items()}))
-        pipe.send_bytes(self.frame)
-
-    @classmethod
-    def receive(cls, pipe: Connection) -> Message:
-        """Wait for the next message."""
-        return cls(json.loads(pipe.recv_bytes()), load(pipe.recv_bytes()), pipe.recv_bytes())
 
 
 class Ranks:
@@ -146,7 +120,7 @@ class Ranks:
             for number in range(len(requests)):
                 while number not in done:
                     take()
-                yield _checked(done.pop(number))
+                yield checked(done.pop(number))
         finally:
             queue.clear()
             while busy:
@@ -158,15 +132,6 @@ def _receive(pipe: Connection) -> Message:
         return Message.receive(pipe)
     except (EOFError, ConnectionError):
         raise WorkerDied("a process of the CPU engine died: was it out of memory?") from None
-
-
-def _checked(reply: Message) -> Message:
-    match reply.words:
-        case {"diverged": reason}:
-            raise Diverged(reason)
-        case {"failed": trace}:
-            raise RuntimeError(f"a process of the CPU engine failed:\n{trace}")
-    return reply
 
 
 def serve(pipe: Connection, others: list[Connection], task: Task, algorithm: Algorithm) -> None:
@@ -239,10 +204,14 @@ class Worker:
 
 
 def cores() -> int:
-    """Cores that this process may use; 1 where processes cannot be forked safely."""
+    """Cores that this process may use; 1 where processes cannot be forked safely.
+
+    Processes that torchrun started on one machine share its cores.
+    """
     if sys.platform != "linux":
         return 1
-    return len(os.sched_getaffinity(0))
+    beside = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(1, len(os.sched_getaffinity(0)) // beside)
 
 
 def close_all(pipes: list[Connection]) -> None:

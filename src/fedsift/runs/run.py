@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 import fedsift
 from fedsift.data import deal, load
 from fedsift.engine.local import one_thread
+from fedsift.engine.torchrun import Follower, Torchrun, rank, ranks
 from fedsift.federation import Federation, Snapshot
 from fedsift.models import build
 from fedsift.runs.config import RunConfig
@@ -35,7 +36,7 @@ def federation_of(config: RunConfig) -> Federation:
     rows = deal(config.partition, y.numpy(), config.clients, config.seed, config.theta)
     with one_thread():  # thousands of tiny copies, which threads would only wait for each other in
         clients = [(x[part], y[part]) for part in map(torch.from_numpy, rows)]
-    return prepare(
+    federation = prepare(
         build(config.model, dataset.shape, config.seed),
         clients,
         dataset.test,
@@ -50,6 +51,17 @@ def federation_of(config: RunConfig) -> Federation:
         device=config.torch_device(),
         precision=config.precision,
     )
+    if ranks() > 1 and rank() == 0:
+        engine = Torchrun(federation.engine, federation.task)
+        return replace(federation, engine=engine)
+    return federation
+
+
+def follow(configs: Iterable[RunConfig]) -> None:
+    """What the ranks after the first do: train what rank 0 asks them to, run after run."""
+    for config in configs:
+        federation = federation_of(config)
+        Follower(federation.engine, federation.task, federation.algorithm).serve()
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,8 @@ def go(
             folder.append(record, uploads.sum_up(snapshot.round))
             keeper.offer(snapshot, float(record["seconds"] or 0))
             yield record
+        if isinstance(federation.engine, Torchrun):
+            federation.engine.end()
     finally:
         keeper.save()
 

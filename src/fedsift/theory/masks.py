@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.spatial import ConvexHull
 from torch import Tensor
 
 from fedsift.mask import top_k, top_k_union
@@ -145,6 +144,8 @@ class _Hull:
 
     def corners(self) -> Iterator[tuple[Array, Array]]:
         """Every corner of what the cuts leave."""
+        from scipy.spatial import ConvexHull  # here, as the import takes a quarter of a second
+
         normals, levels = np.array(self.normals), np.array(self.levels)
         scale = max(float(levels.max()), np.finfo(float).tiny)
         below = [1 / 3, 1 / 3, -1.0]  # gives the hull a body where all cuts are in one plane
