@@ -14,8 +14,9 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 
@@ -57,7 +58,7 @@ class Ranks:
         if not waiting:
             return
         self._tell_all(Message({"do": "begin", "round": job.round}, job.state._asdict()))
-        requests = [Message({"do": "train", "client": n}, job.memory[n]) for n in waiting]
+        requests = (Message({"do": "train", "client": n}, job.memory[n]) for n in waiting)
         for client, reply in zip(waiting, self._in_order(requests), strict=True):
             update = decode(reply.frame, self.task.layout, Limits(max_abs=float("inf")))
             yield ClientResult(
@@ -69,7 +70,7 @@ class Ranks:
         if not self.pipes:
             return self.here.evaluate(w)
         self._tell_all(Message({"do": "weights"}, {"w": w}))
-        requests = [Message({"do": "score", "chunk": chunk}) for chunk in chunks_of(self.task)]
+        requests = (Message({"do": "score", "chunk": chunk}) for chunk in chunks_of(self.task))
         replies = [reply.words for reply in self._in_order(requests)]
         return total_score(self.task, [(words["right"], words["loss"]) for words in replies])
 
@@ -97,16 +98,17 @@ class Ranks:
         for pipe in self.pipes:
             message.send(pipe)
 
-    def _in_order(self, requests: Sequence[Message]) -> Iterator[Message]:
+    def _in_order(self, requests: Iterator[Message]) -> Iterator[Message]:
         """Replies in the requests' order; each process gets a new request when it is free."""
-        queue = deque(enumerate(requests))
+        queue = enumerate(requests)
         busy: dict[Connection, int] = {}
         done: dict[int, Message] = {}
 
         def give(pipe: Connection) -> None:
-            if queue:
-                busy[pipe], request = queue.popleft()
+            for number, request in queue:
+                busy[pipe] = number
                 request.send(pipe)
+                break
 
         def take() -> None:
             for pipe in connection.wait(list(busy)):
@@ -117,12 +119,14 @@ class Ranks:
         for pipe in self.pipes:
             give(pipe)
         try:
-            for number in range(len(requests)):
-                while number not in done:
+            for number in count():
+                while number not in done and busy:
                     take()
+                if number not in done:
+                    return
                 yield checked(done.pop(number))
         finally:
-            queue.clear()
+            queue = enumerate(())
             while busy:
                 take()
 

@@ -24,7 +24,7 @@ from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import Checkpoint, RunFolder, column
 from fedsift.runs.tensorboard import require_tensorboard
 from fedsift.runs.uploads import Uploads, labels_of
-from fedsift.simulation import Record, play, prepare
+from fedsift.simulation import Record, first, play, prepare
 
 
 def federation_of(config: RunConfig) -> Federation:
@@ -77,7 +77,7 @@ def begin(folder: RunFolder, federation: Federation) -> Start:
     """Find where the run stopped, or its beginning, and drop what was recorded after that."""
     device = str(federation.task.clients[0][0].device)
     found = folder.load(federation, device)
-    checkpoint = found or Checkpoint(federation.first(), 0.0)
+    checkpoint = found or Checkpoint(first(federation, folder.clients_file), 0.0)
     return Start(checkpoint, found is not None, folder.rewind(checkpoint.snapshot.round))
 
 
@@ -111,6 +111,7 @@ class Keeper:
         self.folder, self.federation = folder, federation
         self.latest, self.is_on_disk = start.checkpoint, start.is_on_disk
         self.due = 0.0
+        self.saved = start.checkpoint  # keeps from being overwritten what it refers to on the disk
 
     def offer(self, snapshot: Snapshot, seconds: float) -> None:
         """Take a round's snapshot, and save it if it is time to."""
@@ -124,7 +125,7 @@ class Keeper:
             return
         began = time.monotonic()
         self.folder.save(self.latest, self.federation)
-        self.is_on_disk = True
+        self.is_on_disk, self.saved = True, self.latest
         ended = time.monotonic()
         self.due = ended + 19 * (ended - began)
 
