@@ -2,9 +2,9 @@
 
     python benchmarks/population.py --out benchmarks/results/population.json
 
-Both have a cohort of 100 with the same local sets, the CNN on Fashion-MNIST. Their rounds alternate;
-seconds are medians, with quartiles. Memory is the peak of a whole ``fedsift run``, all processes
-together, shared pages counted once.
+Both have a cohort of 100 with local sets of six images, the CNN on Fashion-MNIST. Their rounds
+alternate; seconds are medians, with quartiles. Memory is the peak of a whole ``fedsift run``, all
+processes together, shared pages counted once.
 """
 
 import argparse

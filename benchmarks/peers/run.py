@@ -2,12 +2,13 @@
 
     python benchmarks/peers/run.py
 
-It makes the peers' environments under ``benchmarks/peers/environments`` if they are not there (some
-minutes, 3 GB), runs every system in turn, several times, and writes ``benchmarks/results/peers.json``
-and the table in ``benchmarks/README.md``. The work is 20 clients x 30 Adam steps x 64 images on the
-paper's CNN and Fashion-MNIST, in 5 rounds, without tests of the model. Each system uses every core
-in the way that it has for that: fedsift its processes, Flower an actor a core, pfl-research
-torchrun, the plain loop PyTorch's threads. fedsift also sparsifies, encodes and counts bytes.
+It makes the peers' environments under ``benchmarks/peers/environments`` if they are not there (a
+few minutes, 3 GB), runs every system in turn, several times, and writes
+``benchmarks/results/peers.json`` and the table in ``benchmarks/README.md``. The work is 20 clients x
+30 Adam steps x 64 images on the paper's CNN and Fashion-MNIST, in 5 rounds, without tests of the
+model. Each system uses every core in the way that it has for that: fedsift its processes, Flower an
+actor a core, pfl-research torchrun, the plain loop PyTorch's threads. fedsift also sparsifies,
+encodes and counts bytes.
 """
 
 import argparse
@@ -139,7 +140,9 @@ def main() -> None:
         for system, python in pythons.items():
             runs.append(run(system, python, given.rounds))
             last = runs[-1]
-            print(f"{repeat + 1}/{given.repeats} {NAMES[system]}: {last['total']:.1f} s", flush=True)
+            print(
+                f"{repeat + 1}/{given.repeats} {NAMES[system]}: {last['total']:.1f} s", flush=True
+            )
     result = {
         "environment": environment(RunConfig(device="cpu")),
         "rounds": given.rounds,

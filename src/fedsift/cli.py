@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -17,9 +19,11 @@ from safetensors import SafetensorError
 
 import fedsift
 from fedsift.algorithms import METHODS
+from fedsift.bench import bench as time_rounds
 from fedsift.codec.inspect import dissect
 from fedsift.data import DATASETS
 from fedsift.engine.message import WorkerDied
+from fedsift.engine.stacked import PRECISIONS
 from fedsift.engine.task import Diverged
 from fedsift.engine.torchrun import joined, rank
 from fedsift.federation import TooFewClients
@@ -27,8 +31,14 @@ from fedsift.models import MODELS
 from fedsift.runs.compare import configs_of
 from fedsift.runs.config import ConfigError, RunConfig, read_values
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.run import federation_of, follow
-from fedsift.terminal import carry_out, carry_out_all, carry_out_report, show_frame
+from fedsift.runs.run import environment, federation_of, follow
+from fedsift.terminal import (
+    carry_out,
+    carry_out_all,
+    carry_out_report,
+    show_frame,
+    show_timings,
+)
 from fedsift.theory.cli import advise, bounds
 
 app = typer.Typer(
@@ -310,6 +320,51 @@ def inspect(file: Annotated[Path, typer.Argument(help="A file that holds one fra
             raise ValueError(f"cannot read {file}: {problem.strerror}") from None
         anatomy = dissect(frame)
     show_frame(anatomy)
+
+
+@app.command()
+def bench(
+    models: Annotated[
+        str | None,
+        typer.Option(
+            "--models",
+            help=f"Separated by commas, of: {', '.join(MODELS)}.",
+            show_default="cnn; on a GPU cnn,vgg11,resnet18",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    precision: Annotated[
+        str, typer.Option("--precision", help="On a GPU: fp32, tf32 or bf16.")
+    ] = "fp32",
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds to take the median of.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Time a round on this machine, part by part, and compare with the physical limit.
+
+    A round is 20 clients of 30 steps of 64 samples with FedAdam-SSM at 5 %, on random images. The
+    limit is the arithmetic and the memory traffic of the local steps at the machine's measured
+    peaks.
+
+    Example: `fedsift bench --models cnn --rounds 10`
+    """
+    with user_input():
+        where = RunConfig(device=device).torch_device()
+        chosen = models or ("cnn,vgg11,resnet18" if where == "cuda" else "cnn")
+        names = [name.strip() for name in chosen.split(",")]
+        for name in names:
+            if name not in MODELS:
+                raise ValueError(f"unknown model {name!r}; choose one of: {', '.join(MODELS)}")
+        if precision not in PRECISIONS or (precision != "fp32" and where != "cuda"):
+            raise ValueError(f"precision must be fp32, or on a GPU tf32 or bf16, got {precision!r}")
+        if rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {rounds}")
+    timings = time_rounds(names, where, precision, rounds)
+    if as_json:
+        rows = [{**asdict(t), "ratio": t.ratio} for t in timings]
+        about = environment(RunConfig(device=where))
+        print(json.dumps({"environment": about, "timings": rows}, indent=2))
+    else:
+        show_timings(timings)
 
 
 app.command()(bounds)
