@@ -83,17 +83,17 @@ def test_a_checkpoint_does_not_hold_and_the_file_hardly_exceeds_what_is_kept(
     assert not [name for name in tensors if name.startswith("client/")]
     known = len(tensors["client_slots"])
     assert known > 3
-    assert folder.clients_file.stat().st_size <= (known + 2 * 3) * CLIENT_BYTES
+    assert folder.memory_file.stat().st_size <= (known + 2 * 3) * CLIENT_BYTES
 
 
 @pytest.mark.parametrize("harm", ["altered", "cut off", "gone"])
 def test_a_file_that_was_harmed_is_refused_in_one_line(harm, tmp_path, federation, much, capsys):
     folder = run(tmp_path / "run", federation, 2)
-    content = bytearray(folder.clients_file.read_bytes())
+    content = bytearray(folder.memory_file.read_bytes())
     slot = int(load_file(folder.checkpoint_file)["client_slots"][0, 0])
     content[slot * CLIENT_BYTES + 17] ^= 1
     changed = {"altered": content, "cut off": content[:100], "gone": b""}[harm]
-    folder.clients_file.write_bytes(bytes(changed))
+    folder.memory_file.write_bytes(bytes(changed))
     assert main(["resume", str(folder.path)]) == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 1

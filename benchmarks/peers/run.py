@@ -4,8 +4,8 @@
 
 It makes the peers' environments under ``benchmarks/peers/environments`` if they are not there (a
 few minutes, 3 GB), runs every system in turn, several times, and writes
-``benchmarks/results/peers.json`` and the table in ``benchmarks/README.md``. The work is 20 clients x
-30 Adam steps x 64 images on the paper's CNN and Fashion-MNIST, in 5 rounds, without tests of the
+``benchmarks/results/peers.json`` and the table in ``benchmarks/README.md``. The work is 20 clients
+x 30 Adam steps x 64 images on the paper's CNN and Fashion-MNIST, in 5 rounds, without tests of the
 model. Each system uses every core in the way that it has for that: fedsift its processes, Flower an
 actor a core, pfl-research torchrun, the plain loop PyTorch's threads. fedsift also sparsifies,
 encodes and counts bytes.

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedsift.algorithms.fedadam_ssm import fedadam_ssm
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase
 from fedsift.codec.update import Parts, sparse
-from fedsift.engine.task import Data, Job
+from fedsift.engine.task import Data, Job, Results
 from fedsift.federation import Federation, Snapshot
 from fedsift.models import MODELS, build
 from fedsift.simulation import engine_for, prepare
@@ -155,7 +155,7 @@ def server_seconds(federation: Federation, snapshot: Snapshot, device: str, roun
     def serve() -> None:
         inbox = federation.open_inbox(job, snapshot.client_memory)
         for result in results:
-            inbox.take(result)
+            inbox.take_all(result) if isinstance(result, Results) else inbox.take(result)
         federation.merge(replace(snapshot, round=round), phase, inbox.total.mean())
 
     return in_turn(device, rounds, serve)[0]

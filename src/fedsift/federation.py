@@ -199,7 +199,7 @@ class Federation:
         draw = stream(self.task.seed, "dropout", round).random(len(cohort))
         return frozenset(n for n, x in zip(cohort, draw, strict=True) if x < self.dropout)
 
-    def memories(self, snapshot: Snapshot, cohort: tuple[int, ...]) -> Remembered:
+    def memories(self, snapshot: Snapshot, cohort: tuple[int, ...]) -> Mapping[int, Memory]:
         """What each member kept from its last round; zeros at first."""
         names = self.algorithm.client_memory
         return Remembered(snapshot.client_memory, cohort, names, snapshot.state.w)

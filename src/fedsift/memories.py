@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,24 +30,19 @@ LITTLE_FOR_ALL = 4 * 2**30
 """The same where every client takes part in every round, so that all are needed anyway."""
 
 
-class Memories(Protocol):
+class Memories(Mapping[int, Memory]):
     """Each client's memory after some round, by client; clients that never took part have none."""
 
-    def __getitem__(self, client: int, /) -> Memory: ...
-    def __contains__(self, client: object, /) -> bool: ...
-    def __iter__(self) -> Iterator[int]: ...
-    def __len__(self) -> int: ...
-
+    @abstractmethod
     def keep(self, memory: Memory) -> Any:
         """Put a memory where it will be kept; what is returned goes into :meth:`replaced`."""
-        ...
 
+    @abstractmethod
     def replaced(self, kept: Mapping[int, Any]) -> Memories:
         """These memories with some clients' new ones. The old ones stay as they are."""
-        ...
 
 
-class Held(dict[int, Memory]):
+class Held(Memories):
     """Memories in memory.
 
     >>> before = Held()
@@ -55,13 +51,25 @@ class Held(dict[int, Memory]):
     ([], [3])
     """
 
+    def __init__(self, kept: Mapping[int, Memory] | None = None) -> None:
+        self.kept = kept or {}
+
+    def __getitem__(self, client: int, /) -> Memory:
+        return self.kept[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.kept)
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
     def keep(self, memory: Memory) -> Memory:
         """The memory itself."""
         return memory
 
     def replaced(self, kept: Mapping[int, Memory]) -> Held:
         """These memories with some clients' new ones."""
-        return Held({**self, **kept})
+        return Held({**self.kept, **kept})
 
 
 class Slot:
@@ -133,7 +141,7 @@ class SlotFile:
         os.fsync(self.handle)
 
 
-class OnDisk(Mapping[int, Memory]):
+class OnDisk(Memories):
     """Memories in a file.
 
     >>> before = OnDisk(SlotFile(("residual",), torch.zeros(2)))

@@ -6,13 +6,9 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-<<<<<<< HEAD
-from dataclasses import asdict, dataclass
-from typing import Any
-=======
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
->>>>>>> 70da84e (Keep much client memory in a file of slots)
+from typing import Any
 
 import torch
 from torch import Tensor, nn

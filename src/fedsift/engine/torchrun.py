@@ -28,7 +28,7 @@ from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.limits import Limits
 from fedsift.engine.local import Score, Trainer, chunks_of, one_thread, total_score
 from fedsift.engine.message import Message, WorkerDied, checked
-from fedsift.engine.task import ClientResult, Diverged, Engine, Job, Task
+from fedsift.engine.task import ClientResult, Diverged, Engine, Job, Results, Task
 from fedsift.vector import Moments
 
 PATIENCE = timedelta(minutes=15)
@@ -137,7 +137,7 @@ class Torchrun:
             words = {"do": "train", "round": job.round, "clients": share}
             Message(words, joined_memory(job, share)).send(far)
         broadcast(*job.state)
-        own = self.here.train(replace(job, cohort=job.cohort[:: ranks()]))
+        own = one_by_one(self.here, replace(job, cohort=job.cohort[:: ranks()]))
         for place, client in enumerate(job.cohort):
             turn = place % ranks()
             yield self.receive(client, self.others[turn - 1]) if turn else next(own)
@@ -167,6 +167,19 @@ class Torchrun:
         for far in self.others:
             Message({"do": "end"}).send(far)
             far.flush()
+
+
+def one_by_one(engine: Engine, job: Job) -> Iterator[ClientResult]:
+    """An engine's results, one a client and in the cohort's order."""
+    replies = engine.train(job)
+    ready: dict[int, ClientResult] = {}
+    for client in job.cohort:
+        while client not in ready:
+            reply = next(replies)
+            assert isinstance(reply, ClientResult | Results)
+            some = [reply] if isinstance(reply, ClientResult) else reply
+            ready.update((each.client, each) for each in some)
+        yield ready.pop(client)
 
 
 def broadcast(*tensors: Tensor) -> list[Tensor]:
@@ -216,7 +229,7 @@ class Follower:
             Message({"scores": score_share(self.trainer, w)}).send(self.far)
             return
         job = self.job_of(message)
-        for result in self.here.train(job):
+        for result in one_by_one(self.here, job):
             spec = Spec(self.task.layout, self.algorithm.name, job.round, result.client)
             words = {"loss": result.loss}
             Message(words, result.memory, encode(result.update, spec)).send(self.far)

@@ -62,9 +62,9 @@ class RunFolder:
         return self.path / "checkpoint.safetensors"
 
     @property
-    def clients_file(self) -> Path:
+    def memory_file(self) -> Path:
         """What clients keep between rounds, where that is much."""
-        return self.path / "clients.bin"
+        return self.path / "memory.bin"
 
     @property
     def summary_file(self) -> Path:
@@ -200,7 +200,7 @@ class RunFolder:
         try:
             memories = self.load_memories(federation, tensors)
         except (OSError, ValueError) as problem:
-            raise ConfigError(f"{self.clients_file} is corrupt: {problem}") from None
+            raise ConfigError(f"{self.memory_file} is corrupt: {problem}") from None
         if about.get("layout") != federation.task.layout.fingerprint():
             raise ConfigError(f"{self.checkpoint_file} is of another model than config.toml's")
         if about.get("config") != self.fingerprint():
@@ -214,7 +214,7 @@ class RunFolder:
         """What the clients kept: in the checkpoint, or in a file that it refers to."""
         if "client_slots" not in tensors:
             return held(tensors)
-        file = SlotFile(federation.algorithm.client_memory, tensors["w"], self.clients_file)
+        file = SlotFile(federation.algorithm.client_memory, tensors["w"], self.memory_file)
         numbers, clients = tensors["client_slots"].T.tolist()
         digests = [bytes(row) for row in tensors["client_digests"].tolist()]
         return OnDisk(file, dict(zip(clients, file.claim(numbers, digests), strict=True)))

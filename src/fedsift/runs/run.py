@@ -77,7 +77,7 @@ def begin(folder: RunFolder, federation: Federation) -> Start:
     """Find where the run stopped, or its beginning, and drop what was recorded after that."""
     device = str(federation.task.clients[0][0].device)
     found = folder.load(federation, device)
-    checkpoint = found or Checkpoint(first(federation, folder.clients_file), 0.0)
+    checkpoint = found or Checkpoint(first(federation, folder.memory_file), 0.0)
     return Start(checkpoint, found is not None, folder.rewind(checkpoint.snapshot.round))
 
 
