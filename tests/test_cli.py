@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import fedsift
 from fedsift.algorithms import METHODS
+from fedsift.bench import Timing
 from fedsift.cli import main
 from fedsift.data import DATASETS
 from fedsift.models import MODELS
@@ -513,3 +514,42 @@ def test_a_round_with_too_few_updates_ends_with_3_and_names_the_round(here, caps
     said = capsys.readouterr().err.splitlines()[-1]
     assert re.search(r"round \d has [0-3] of at least 4 updates", said)
     assert len(metrics_of(here / "out")) == int(re.search(r"round (\d)", said)[1]) - 1
+
+
+# How fast it is.
+
+
+def test_bench_shows_the_parts_of_a_round(capsys):
+    parts = {"round": 2.0, "train": 1.5, "select": 0.3, "merge": 0.2, "evaluate": 0.1}
+    work = {"flops": 1e11, "bytes": 1e9, "limit": 0.5}
+    show_timings([Timing("cnn", 21_840, "cpu", "fp32", **parts, **work)])
+    said = " ".join(capsys.readouterr().out.split())
+    for part in ("training │ 1.5 │ 75.0 %", "merging │ 0.2 │ 10.0 %", "100 GFLOP", "0.5 │ 25.0 %"):
+        assert part in said
+
+
+def test_bench_as_json_adds_up(capsys):
+    words = ["bench", "--models", "small-cnn", "--rounds", "1", "--device", "cpu", "--json"]
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    (row,) = told["timings"]
+    assert row["parameters"] == 27_430
+    assert row["train"] + row["select"] + row["merge"] == pytest.approx(row["round"])
+    assert 0 < row["limit"] < row["round"]
+    assert row["ratio"] == pytest.approx(row["round"] / row["limit"])
+    assert {"commit", "torch", "device"} <= told["environment"].keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "phrase"),
+    [
+        (["--models", "moon"], "unknown model"),
+        (["--precision", "bf16", "--device", "cpu"], "precision"),
+        (["--rounds", "0"], "at least 1"),
+        (["--device", "abacus"], "unknown device"),
+    ],
+)
+def test_bench_refuses_bad_input_in_one_line(words, phrase, capsys):
+    assert main(["bench", *words]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert phrase in line

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -17,21 +19,30 @@ from safetensors import SafetensorError
 
 import fedsift
 from fedsift.algorithms import METHODS
+from fedsift.bench import bench as time_rounds
 from fedsift.codec.inspect import dissect
 from fedsift.data import DATASETS
 from fedsift.data.cli import DataDir
 from fedsift.data.cli import app as data_app
 from fedsift.data.files import use_data_folder
-from fedsift.engine.ranks import WorkerDied
+from fedsift.engine.message import WorkerDied
+from fedsift.engine.stacked import PRECISIONS
 from fedsift.engine.task import Diverged
+from fedsift.engine.torchrun import joined, rank
 from fedsift.federation import TooFewClients
 from fedsift.models import MODELS
 from fedsift.reproduce.cli import reproduce
 from fedsift.runs.compare import configs_of
 from fedsift.runs.config import ConfigError, RunConfig, read_values
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.run import federation_of
-from fedsift.terminal import carry_out, carry_out_all, carry_out_report, show_frame
+from fedsift.runs.run import environment, federation_of, follow
+from fedsift.terminal import (
+    carry_out,
+    carry_out_all,
+    carry_out_report,
+    show_frame,
+    show_timings,
+)
 from fedsift.theory.cli import advise, bounds
 
 app = typer.Typer(
@@ -52,7 +63,8 @@ INTERRUPTED = 130
 def main(words: list[str] | None = None) -> int:
     """Run a command; bad input becomes one line on stderr and exit code 2."""
     try:
-        return int(app(words, standalone_mode=False) or 0)
+        with joined():
+            return int(app(words, standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as problem:
         print(problem.format_message())
         return 0
@@ -70,7 +82,8 @@ def main(words: list[str] | None = None) -> int:
 
 def _fail(message: str, code: int) -> int:
     line = " ".join(message.split())
-    print(f"fedsift: {line}", file=sys.stderr)
+    if rank() == 0:  # the other ranks have nothing else to tell
+        print(f"fedsift: {line}", file=sys.stderr)
     return code
 
 
@@ -209,6 +222,9 @@ def run(
         values = merged(config, algorithm=algorithm, out=out, data_dir=data_dir, **given)
         folder_name = values.pop("out", None)
         settings = RunConfig.from_values(values)
+        if rank():
+            follow([settings])
+            return
         federation = federation_of(settings)
         path = Path(folder_name or _new_folder(f"{settings.dataset}-{settings.algorithm}"))
         folder = RunFolder.create(path, settings)
@@ -228,6 +244,9 @@ def resume(
         use_data_folder(data_dir)
         opened = RunFolder.open(folder)
         settings = opened.config()
+        if rank():
+            follow([settings])
+            return
         federation = federation_of(settings)
     carry_out(opened, settings, federation)
 
@@ -265,6 +284,9 @@ def compare(
             raise ValueError(f"target must be in (0, 1], got {goal}")
         values.pop("algorithm", None)
         settings = configs_of(names.split(",") if isinstance(names, str) else names, values)
+        if rank():
+            follow(settings)
+            return
         path = Path(folder_name or _new_folder(f"compare-{settings[0].dataset}"))
         federation_of(settings[0])  # data and model are the same for all
         for each in settings:
@@ -313,6 +335,53 @@ def inspect(file: Annotated[Path, typer.Argument(help="A file that holds one fra
 
 
 app.command()(reproduce)
+
+
+@app.command()
+def bench(
+    models: Annotated[
+        str | None,
+        typer.Option(
+            "--models",
+            help=f"Separated by commas, of: {', '.join(MODELS)}.",
+            show_default="cnn; on a GPU cnn,vgg11,resnet18",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    precision: Annotated[
+        str, typer.Option("--precision", help="On a GPU: fp32, tf32 or bf16.")
+    ] = "fp32",
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds to take the median of.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Time a round on this machine, part by part, and compare with the physical limit.
+
+    A round is 20 clients of 30 steps of 64 samples with FedAdam-SSM at 5 %, on random images. The
+    limit is the arithmetic and the memory traffic of the local steps at the machine's measured
+    peaks.
+
+    Example: `fedsift bench --models cnn --rounds 10`
+    """
+    with user_input():
+        where = RunConfig(device=device).torch_device()
+        chosen = models or ("cnn,vgg11,resnet18" if where == "cuda" else "cnn")
+        names = [name.strip() for name in chosen.split(",")]
+        for name in names:
+            if name not in MODELS:
+                raise ValueError(f"unknown model {name!r}; choose one of: {', '.join(MODELS)}")
+        if precision not in PRECISIONS or (precision != "fp32" and where != "cuda"):
+            raise ValueError(f"precision must be fp32, or on a GPU tf32 or bf16, got {precision!r}")
+        if rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {rounds}")
+    timings = time_rounds(names, where, precision, rounds)
+    if as_json:
+        rows = [{**asdict(t), "ratio": t.ratio} for t in timings]
+        about = environment(RunConfig(device=where))
+        print(json.dumps({"environment": about, "timings": rows}, indent=2))
+    else:
+        show_timings(timings)
+
+
 app.command()(bounds)
 app.command()(advise)
 

@@ -6,7 +6,8 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from fedsift.engine import Engine, Ranks, Stacked, Task
 from fedsift.engine.stacked import PRECISIONS
 from fedsift.engine.task import Data, Diverged, Loss
 from fedsift.federation import Federation, Happened, Snapshot, cohort_size
+from fedsift.memories import OnDisk, SlotFile
 from fedsift.vector import Layout, Moments
 
 Record = dict[str, Any]
@@ -123,7 +125,7 @@ def simulate(
         precision=precision,
     )
     history: list[Record] = []
-    last = federation.first()
+    last = first(federation)
     for snapshot, record in play(federation, last, rounds):
         last = snapshot
         history.append(record)
@@ -183,6 +185,15 @@ def engine_for(task: Task, algorithm: Algorithm, precision: str) -> Engine:
     if task.clients[0][0].is_cuda:
         return Stacked(task, algorithm, precision)
     return Ranks(task, algorithm)
+
+
+def first(federation: Federation, path: Path | None = None) -> Snapshot:
+    """Before round 1, with room on the disk (at a path, or nameless) for what clients will keep."""
+    start = federation.first()
+    if not federation.has_much_memory:
+        return start
+    file = SlotFile(federation.algorithm.client_memory, start.state.w, path)
+    return replace(start, client_memory=OnDisk(file))
 
 
 def play(

@@ -48,6 +48,12 @@ class Coded:
         codes = Codes(self.codes.codes[which], None if scales is None else scales[which])
         return Coded(self.coder, codes, self.dtype)
 
+    def to(self, device: torch.device) -> Coded:
+        """The same values on a device."""
+        scales = self.codes.scales
+        codes = Codes(self.codes.codes.to(device), None if scales is None else scales.to(device))
+        return Coded(self.coder, codes, self.dtype)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -60,6 +66,11 @@ class Part:
         """Some clients' part."""
         indices = None if self.indices is None else self.indices[which]
         return Part(indices, {role: coded.rows(which) for role, coded in self.values.items()})
+
+    def to(self, device: torch.device) -> Part:
+        """The same part on a device."""
+        indices = None if self.indices is None else self.indices.to(device)
+        return Part(indices, {role: coded.to(device) for role, coded in self.values.items()})
 
 
 Parts = tuple[Part, ...]
@@ -81,6 +92,10 @@ class Update:
         """One client's update, still with a client axis."""
         one = slice(row, row + 1)
         return Update(tuple(part.rows(one) for part in self.parts), self.weights[one])
+
+    def to(self, device: torch.device) -> Update:
+        """The same update on a device."""
+        return Update(tuple(part.to(device) for part in self.parts), self.weights)
 
     def __iter__(self) -> Iterator[Update]:
         return (self.client(row) for row in range(len(self.weights)))
