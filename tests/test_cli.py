@@ -21,6 +21,7 @@ from fedsift.cli import main
 from fedsift.data import DATASETS
 from fedsift.models import MODELS
 from fedsift.runs import RunConfig, RunFolder, federation_of
+from fedsift.terminal import show_timings
 
 QUICK = ("--clients", "4", "--rounds", "3", "--local-steps", "1")
 FULL = {"iid": (), "skewed": ("--partition", "dirichlet", "--theta", "0.1")}

@@ -161,7 +161,7 @@ def residual() -> nn.Module:
     [
         (models.networks.small_cnn, (1, 8, 8), functional.cross_entropy),
         (residual, (1, 6, 6), lambda output, labels: functional.cross_entropy(output, labels)),
-        (lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 10)), (5,),
+        (lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 10)), (5,),
          functional.cross_entropy),
     ],
 )  # fmt: skip

@@ -78,10 +78,7 @@ def time_model(name: str, device: str, precision: str, rounds: int, peaks: Peaks
     federation = federation_for(name, device, precision)
     alone = silent(federation, precision)
     after, _ = federation.play(federation.first())
-    alone.play(alone.first())  # starts its processes, or captures its graphs
-    whole, train = in_turn(
-        device, rounds, lambda: federation.play(after), lambda: alone.play(after)
-    )
+    whole, train = in_turn(device, rounds, following(federation), following(alone))
     merge = server_seconds(federation, after, device, rounds)
     (evaluate,) = in_turn(device, rounds, lambda: federation.engine.evaluate(after.state.w))
     flops, traffic = work_of(name, federation)
@@ -138,6 +135,17 @@ def silent(federation: Federation, precision: str) -> Federation:
     algorithm = Algorithm(lambda round: quiet, name="silent")
     engine = engine_for(federation.task, algorithm, precision)
     return replace(federation, algorithm=algorithm, engine=engine)
+
+
+def following(federation: Federation) -> Callable[[], None]:
+    """Plays the next round at each call; the first is over, with all that it starts."""
+    snapshot, _ = federation.play(federation.first())
+
+    def play() -> None:
+        nonlocal snapshot
+        snapshot, _ = federation.play(snapshot)
+
+    return play
 
 
 def server_seconds(federation: Federation, snapshot: Snapshot, device: str, rounds: int) -> float:
