@@ -18,12 +18,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedsift.algorithms.fedadam_ssm import fedadam_ssm
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase
-from fedsift.codec.update import Parts, sparse
+from fedsift.algorithms.method import Context
+from fedsift.codec.frame import Spec, encoded_sizes
+from fedsift.codec.update import Update
 from fedsift.engine.task import Data, Job, Results
 from fedsift.federation import Federation, Snapshot
 from fedsift.models import MODELS, build
-from fedsift.simulation import engine_for, prepare
+from fedsift.simulation import prepare
 from fedsift.vector import Moments
 
 CLIENTS, STEPS, BATCH = 20, 30, 64
@@ -76,16 +77,14 @@ def bench(
 def time_model(name: str, device: str, precision: str, rounds: int, peaks: Peaks) -> Timing:
     """One model's row."""
     federation = federation_for(name, device, precision)
-    alone = silent(federation, precision)
     after, _ = federation.play(federation.first())
-    whole, train = in_turn(device, rounds, following(federation), following(alone))
+    (whole,) = in_turn(device, rounds, following(federation))
+    select = client_seconds(federation, after, device, rounds)
     merge = server_seconds(federation, after, device, rounds)
     (evaluate,) = in_turn(device, rounds, lambda: federation.engine.evaluate(after.state.w))
     flops, traffic = work_of(name, federation)
     limit = max(flops / peaks.flops, traffic / peaks.bytes)
-    train = min(train, whole)
-    merge = min(merge, whole - train)
-    select = whole - train - merge
+    train = max(0.0, whole - select - merge)
     return Timing(
         name, federation.task.layout.d, device, precision, whole, train, select, merge, evaluate,
         flops, traffic, limit,
@@ -120,23 +119,6 @@ def images(number: int, shape: tuple[int, ...], draw: torch.Generator) -> Data:
     return torch.randn(number, *shape, generator=draw), y
 
 
-def silent(federation: Federation, precision: str) -> Federation:
-    """The same local training, after which each client sends one coordinate."""
-    phase = federation.algorithm.phase(1)
-
-    def send(
-        context: Context, start: Moments, end: Moments, memory: Memory
-    ) -> tuple[Parts, Memory]:
-        first = torch.zeros_like(end.w, dtype=torch.bool)
-        first[:, 0] = True
-        return sparse({"w": end.w}, first), memory
-
-    quiet: Phase = replace(phase, send=send)
-    algorithm = Algorithm(lambda round: quiet, name="silent")
-    engine = engine_for(federation.task, algorithm, precision)
-    return replace(federation, algorithm=algorithm, engine=engine)
-
-
 def following(federation: Federation) -> Callable[[], None]:
     """Plays the next round at each call; the first is over, with all that it starts."""
     snapshot, _ = federation.play(federation.first())
@@ -146,6 +128,27 @@ def following(federation: Federation) -> Callable[[], None]:
         snapshot, _ = federation.play(snapshot)
 
     return play
+
+
+def client_seconds(federation: Federation, snapshot: Snapshot, device: str, rounds: int) -> float:
+    """What the clients do after their last step: choose coordinates, and count the bytes.
+
+    A GPU does it for all at once, while on a CPU each process does it for its share of them.
+    """
+    layout, d = federation.task.layout, federation.task.layout.d
+    together = CLIENTS if device == "cuda" else 1
+    phase, clients = federation.algorithm.phase(2), tuple(range(together))
+    start = Moments(*(x.expand(together, -1) for x in snapshot.state))
+    noise = torch.randn(together, d, generator=torch.Generator().manual_seed(0)).to(start.w)
+    end = Moments(*(x + 1e-3 * noise.roll(n, -1) for n, x in enumerate(start)))
+    specs = [Spec(layout, federation.algorithm.name, 2, n) for n in clients]
+
+    def send() -> None:
+        parts, _ = phase.send(Context(layout, 2, 0, clients), start, end, {})
+        encoded_sizes(Update(parts, (1.0,) * together), specs)
+
+    processes = getattr(federation.engine, "processes", 1)
+    return in_turn(device, rounds, send)[0] * CLIENTS / together / processes
 
 
 def server_seconds(federation: Federation, snapshot: Snapshot, device: str, rounds: int) -> float:

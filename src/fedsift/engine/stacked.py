@@ -69,10 +69,8 @@ class Stacked:
         start = job.phase.begin(stack_state(job.state, len(clients)), memory)
         end, losses = self._local_steps(job, clients, start)
         sound = torch.stack([torch.isfinite(x).all(-1) for x in end]).all(0)
-        told = torch.stack([losses, sound.to(losses.dtype)]).tolist()  # the one look from the host
-        for client, is_sound in zip(clients, told[1], strict=True):
-            if not is_sound:
-                raise Diverged(f"client {client}'s training left the finite numbers")
+        if not self.data.is_cuda:
+            refuse_unsound(clients, sound)
         context = Context(self.task.layout, job.round, self.task.seed, clients)
         weights = tuple(float(self.task.weight(n)) for n in clients)
         try:
@@ -82,7 +80,9 @@ class Stacked:
         update = Update(parts, weights)
         name = self.algorithm.name
         sizes = encoded_sizes(update, [Spec(self.task.layout, name, job.round, n) for n in clients])
-        return Results(clients, update, kept, tuple(told[0]), tuple(sizes))
+        if self.data.is_cuda:  # the host had to wait for the sizes; only now is a look for free
+            refuse_unsound(clients, sound)
+        return Results(clients, update, kept, tuple(losses.tolist()), tuple(sizes))
 
     def _local_steps(
         self, job: Job, clients: tuple[int, ...], start: Moments
@@ -98,11 +98,11 @@ class Stacked:
             step.begin(start)
             for each in rows:
                 step.take(each)
-            if len(job.cohort) == len(self.task.clients):  # who trains in the next round is known
-                self.ahead[job.round + 1, clients, steps] = self._rows(
-                    job.round + 1, clients, steps
-                )
-            return step.end(), step.loss / steps
+            end, loss = step.end(), step.loss / steps
+        if len(job.cohort) == len(self.task.clients):  # who trains in the next round is known
+            following = job.round + 1, clients, steps
+            self.ahead[following] = self._rows(*following)
+        return end, loss
 
     def _rows(self, round: int, clients: tuple[int, ...], steps: int) -> Tensor:
         """Rows of the joined data set ``(steps, clients, batch)``: those the reference draws."""
@@ -189,6 +189,13 @@ class Staging:
         there = self.pages.to(device, non_blocking=True)
         self.read.record()
         return there
+
+
+def refuse_unsound(clients: Sequence[int], sound: Tensor) -> None:
+    """Stop if the training of a client left the finite numbers."""
+    for client, is_sound in zip(clients, sound.tolist(), strict=True):
+        if not is_sound:
+            raise Diverged(f"client {client}'s training left the finite numbers")
 
 
 def stack_state(state: Moments, clients: int) -> Moments:
