@@ -165,13 +165,15 @@ def environment(config: RunConfig) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The git commit of this code, '+' if it was changed since; else FEDSIFT_COMMIT, or nothing."""
+    """The commit of this code: FEDSIFT_COMMIT if that is set, else git's, '+' if changed since."""
     here = Path(__file__)
+    if named := os.environ.get("FEDSIFT_COMMIT"):
+        return named
     try:
         _git(here, "ls-files", "--error-unmatch", here.name)
         return _git(here, "describe", "--always", "--dirty=+", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("FEDSIFT_COMMIT", "")
+        return ""
 
 
 def _git(file: Path, *words: str) -> str:
