@@ -7,8 +7,8 @@ few minutes, 3 GB), runs every system in turn, several times, and writes
 ``benchmarks/results/peers.json`` and the table in ``benchmarks/README.md``. The work is 20 clients
 x 30 Adam steps x 64 images on the paper's CNN and Fashion-MNIST, in 5 rounds, without tests of the
 model. Each system uses every core in the way that it has for that: fedsift its processes, Flower an
-actor a core, pfl-research torchrun, the plain loop PyTorch's threads. fedsift also sparsifies,
-encodes and counts bytes.
+actor a core, pfl-research one process by default or one a core with torchrun, the plain loop
+PyTorch's threads. fedsift also sparsifies, encodes and counts bytes.
 """
 
 import argparse
@@ -36,6 +36,7 @@ NAMES = {
     "fedsift": "fedsift",
     "flower": "Flower 1.41.0, simulation",
     "pfl": "pfl-research 0.6.0",
+    "pfl-torchrun": "pfl-research 0.6.0, torchrun",
     "plain": "a plain PyTorch loop",
 }
 QUIET = {
@@ -48,6 +49,7 @@ QUIET = {
 
 def interpreter(system: str, folder: Path) -> Path:
     """The Python that runs a system, its environment made if it is not there."""
+    system = system.removesuffix("-torchrun")
     if system not in PACKAGES:
         return Path(sys.executable)
     python = folder / system / "bin" / "python"
@@ -66,13 +68,14 @@ def run(system: str, python: Path, rounds: int) -> dict[str, object]:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", cores]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rounds.json"
-        script = [str(HERE / f"with_{system}.py"), str(rounds), str(out)]
+        name, _, launcher = system.partition("-")
+        script = [str(HERE / f"with_{name}.py"), str(rounds), str(out)]
         surroundings = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
         paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         surroundings |= {**QUIET, "FLWR_HOME": folder, "PYTHONPATH": paths}
         began = time.perf_counter()
         done = subprocess.run(
-            [str(python), *(launch if system == "pfl" else []), *script],
+            [str(python), *(launch if launcher else []), *script],
             env=surroundings, capture_output=True, text=True,
         )  # fmt: skip
         seconds = time.perf_counter() - began
