@@ -56,9 +56,9 @@ def test_the_gap_closes_on_large_problems_and_no_mask_is_below_the_bound(seed, d
 def test_the_best_mask_is_the_top_k_of_a_weighted_sum_of_squares():
     mine = problem(3, 500)
     found = best_mask(mine, 50)
-    squares, _ = mine.scaled()
-    score = squares @ np.array(found.weights)
-    assert score[found.mask.numpy()].min() >= score[~found.mask.numpy()].max()
+    squares, _ = mine.scaled
+    score = torch.tensor(found.weights, dtype=torch.float64) @ squares
+    assert score[found.mask].min() >= score[~found.mask].max()
 
 
 def test_one_tensor_alone_has_its_own_top_k():

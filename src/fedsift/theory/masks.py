@@ -11,8 +11,9 @@ lower bound, and the search cuts there until both meet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -58,17 +59,24 @@ class Sparsification:
     delta: Moments
     weights: DeviationCoefficients
 
-    def scaled(self) -> tuple[Array, Array]:
-        """Squares ``(d, 3)``, each column summing to 1, and each column's share of the cost."""
-        squares = torch.stack([x.double().square() for x in self.delta], dim=-1).numpy()
-        totals = squares.sum(0)
+    @cached_property
+    def scaled(self) -> tuple[Tensor, Array]:
+        """Squares ``(3, d)``, each row summing to 1, and each row's share of the cost."""
+        squares = torch.stack([x.double().square() for x in self.delta])
+        totals = squares.sum(-1, keepdim=True)
         logs = np.array([self.weights.log_gamma, self.weights.log_lambda, self.weights.log_theta])
         with np.errstate(divide="ignore"):
-            size = logs + 0.5 * np.log(totals)
+            size = logs + 0.5 * np.log(totals[:, 0].cpu().numpy())
         if not np.isfinite(size).any():
             raise ValueError("there is nothing to send: every update or every weight is zero")
         share = np.exp(size - size.max())
-        return squares / np.where(totals > 0, totals, 1), share / share.sum()
+        return squares / torch.where(totals > 0, totals, 1), share / share.sum()
+
+    def lost(self, mask: Tensor) -> Array:
+        """The point y of a mask: the share of each sum of squares that it drops."""
+        squares, _ = self.scaled
+        found: Array = (squares * ~mask).sum(-1).cpu().numpy()
+        return found
 
     def cost(self, mask: Tensor) -> float:
         """Γ‖ΔW ⊙ (1 − mask)‖ + Λ‖…‖ + Θ‖…‖, in units of what it costs to send nothing.
@@ -77,8 +85,13 @@ class Sparsification:
         >>> round(x.cost(torch.tensor([True, False, False])), 4)
         0.6667
         """
-        squares, share = self.scaled()
-        return float(share @ np.sqrt(squares[~mask.numpy()].sum(0)))
+        _, share = self.scaled
+        return float(share @ np.sqrt(self.lost(mask)))
+
+    def lightest(self, normal: Array, k: int) -> Tensor:
+        """The mask that minimises λ·y: the top-k of the squares weighted by λ."""
+        squares, _ = self.scaled
+        return top_k(torch.from_numpy(normal).to(squares) @ squares, k)
 
 
 def best_mask(
@@ -94,68 +107,65 @@ def best_mask(
     d = problem.delta.w.numel()
     if not 1 <= k <= d:
         raise ValueError(f"k must be between 1 and d = {d}, got {k}")
-    squares, share = problem.scaled()
-    hull = _Hull(squares, share, k)
-    for normal in (*np.eye(3), share):
-        hull.cut(normal)
+    hull = _Hull(problem, k)
+    _, share = problem.scaled
+    hull.cut(share)
     lower = 0.0
-    for corner, between in hull.lowest(cuts):
+    for _ in range(cuts):
+        corner, between = hull.lowest(share)
         lower = float(share @ np.sqrt(corner))
         if lower >= (1 - tolerance) * hull.best_cost or not hull.cut(between, corner):
             break
-    mask = torch.from_numpy(hull.kept(hull.best))
     first, second, third = hull.best.tolist()
+    mask = problem.lightest(hull.best, k)
     return BestMask(mask, hull.best_cost, min(lower, hull.best_cost), (first, second, third))
 
 
 class _Hull:
     """The points y of all masks, enclosed by the cuts λ·y ≥ h that are known so far.
 
-    Every λ sums to 1, so a cut is a point (λ₁, λ₂, h), and a corner v of what the cuts leave is a
-    plane λ·v that touches these points from above: a facet of their upper convex hull.
+    No λ is negative, so what the cuts leave ends in corners (y, 1) and in the three axes (e, 0),
+    which go on for ever. ``touches`` says which end lies on which cut; two ends on two common cuts
+    are those of an edge.
     """
 
-    def __init__(self, squares: Array, share: Array, k: int) -> None:
-        self.squares, self.share, self.k = squares, share, k
-        self.normals: list[Array] = []
-        self.levels: list[float] = []
+    def __init__(self, problem: Sparsification, k: int) -> None:
+        self.problem, self.k = problem, k
         self.best, self.best_cost = np.eye(3)[0], np.inf
+        self.normals = np.eye(3)
+        first = [float(normal @ self.least(normal)) for normal in self.normals]
+        self.ends = np.vstack([[*first, 1.0], np.eye(3, 4)])
+        self.touches = np.eye(4, 3, k=-1) == 0
 
-    def kept(self, normal: Array) -> NDArray[np.bool_]:
-        """The mask that minimises λ·y: the top-k of the squares weighted by λ."""
-        chosen = np.zeros(len(self.squares), np.bool_)
-        chosen[np.argpartition(-(self.squares @ normal), self.k - 1)[: self.k]] = True
-        return chosen
-
-    def cut(self, normal: Array, corner: Array | None = None) -> bool:
-        """Ask for the minimum of λ·y; False if the corner given is not cut off by it."""
-        point = self.squares[~self.kept(normal)].sum(0)
-        cost = float(self.share @ np.sqrt(point))
+    def least(self, normal: Array) -> Array:
+        """The point of the mask that minimises λ·y; the cheapest of these masks is kept."""
+        point = self.problem.lost(self.problem.lightest(normal, self.k))
+        cost = float(self.problem.scaled[1] @ np.sqrt(point))
         if cost < self.best_cost:
             self.best, self.best_cost = normal, cost
-        self.normals.append(normal)
-        self.levels.append(float(normal @ point))
-        return corner is None or self.levels[-1] > float(normal @ corner) * (1 + 1e-12)
+        return point
 
-    def lowest(self, times: int) -> Iterator[tuple[Array, Array]]:
-        """The corner of least cost and a λ between those that meet there, time and again."""
-        for _ in range(times):
-            yield min(self.corners(), key=lambda c: float(self.share @ np.sqrt(c[0])))
+    def cut(self, normal: Array, corner: Array | None = None) -> bool:
+        """Cut off whatever has λ·y below its minimum; False if the corner given stays."""
+        level = float(normal @ self.least(normal))
+        over = self.ends @ np.append(normal, -level)
+        on = np.abs(over) <= 1e-13 * level
+        out, inside = (over < 0) & ~on, (over > 0) & ~on
+        common = self.touches[out][:, None] & self.touches[inside]
+        a, b = np.nonzero(common.sum(-1) >= 2)
+        ends = over[inside][b, None] * self.ends[out][a] - over[out][a, None] * self.ends[inside][b]
+        self.ends = np.vstack([self.ends[~out], ends / ends[:, -1:]])
+        known = np.vstack([self.touches[~out], common[a, b]])
+        self.touches = np.column_stack([known, [*on[~out], *[True] * len(ends)]])
+        self.normals = np.vstack([self.normals, normal])
+        return corner is None or level > float(normal @ corner) * (1 + 1e-12)
 
-    def corners(self) -> Iterator[tuple[Array, Array]]:
-        """Every corner of what the cuts leave."""
-        from scipy.spatial import ConvexHull  # here, as most uses of the package do without it
-
-        normals, levels = np.array(self.normals), np.array(self.levels)
-        scale = max(float(levels.max()), np.finfo(float).tiny)
-        below = [1 / 3, 1 / 3, -1.0]  # gives the hull a body where all cuts are in one plane
-        points = np.vstack([np.column_stack([normals[:, :2], levels / scale]), below])
-        hull = ConvexHull(points)
-        for (a, b, up, offset), meeting in zip(hull.equations, hull.simplices, strict=True):
-            if up > 1e-9:
-                third = -offset / up
-                corner = scale * np.array([third - a / up, third - b / up, third])
-                yield np.maximum(corner, 0.0), normals[meeting].mean(0)
+    def lowest(self, share: Array) -> tuple[Array, Array]:
+        """The corner of least cost, and a λ between those of the cuts that meet there."""
+        corners = np.flatnonzero(self.ends[:, -1])
+        costs = np.sqrt(self.ends[corners, :3]) @ share
+        found = corners[int(np.argmin(costs))]
+        return self.ends[found, :3], self.normals[self.touches[found]].mean(0)
 
 
 def mask_costs(problem: Sparsification, k: int) -> dict[str, float]:

@@ -8,12 +8,9 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
 
 from fedsift.engine.task import Data, Task
-
-CHUNK = 64
-"""Samples whose own gradients are held at a time."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +46,18 @@ class Objective:
 
     def gradient(self, w: Tensor, client: int | None = None) -> Tensor:
         """∇Fₙ(w), or ∇F(w) without a client."""
-        data = self.everything if client is None else self.task.clients[client]
-        found: Tensor = grad(self.loss)(w, data)
+        return self.slope(w, self.everything if client is None else self.task.clients[client])
+
+    def slope(self, w: Tensor, data: Data) -> Tensor:
+        """∇f(w, data)."""
+        point = w.detach().requires_grad_()
+        (found,) = torch.autograd.grad(self.loss(point, data), point)
         return found
 
     def sample_gradients(self, w: Tensor, data: Data) -> Tensor:
         """∇f(w, ξ) for every sample ξ: a tensor ``(samples, d)``."""
-
-        def one(x: Tensor, y: Tensor) -> Tensor:
-            found: Tensor = grad(self.loss)(w, (x[None], y[None]))
-            return found
-
-        pieces = zip(torch.split(data[0], CHUNK), torch.split(data[1], CHUNK), strict=True)
-        return torch.cat([vmap(one)(x, y) for x, y in pieces])
+        samples = zip(*(torch.split(x, 1) for x in data), strict=True)
+        return torch.stack([self.slope(w, (x, y)) for x, y in samples])
 
     def curvature(self, w: Tensor, data: Data) -> Callable[[Tensor], Tensor]:
         """The product with the Hessian ∇²f(w, data), as a function of the direction."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, Step
 from fedsift.codec.update import Parts
 from fedsift.engine.reference import Reference
+from fedsift.engine.stacked import Stacked
 from fedsift.engine.task import Task
 from fedsift.federation import Federation
 from fedsift.theory.objective import Objective
@@ -104,22 +106,23 @@ def updates(task: Task, algorithm: Algorithm, rounds: int) -> Iterator[Moments]:
     >>> [tuple(delta.v.shape) for delta in updates(task, fedadam_ssm(local_steps=3), 2)]
     [(2, 2), (2, 2)]
     """
-    sent: list[Moments] = []
+    sent: dict[tuple[int, ...], Moments] = {}
 
     def heard(phase: Phase) -> Phase:
         def send(context: Context, start: Moments, end: Moments, memory: Memory) -> Sent:
-            sent.append(end - start)
+            sent[context.clients] = end - start
             return phase.send(context, start, end, memory)
 
         return replace(phase, send=send)
 
     listening = replace(algorithm, phase=lambda round: heard(algorithm.phase(round)))
-    federation = Federation(task, listening, Reference(task))
+    federation = Federation(task, listening, Stacked(task, listening))
     snapshot = federation.first()
     for _ in range(rounds):
         sent.clear()
         snapshot, _ = federation.play(snapshot)
-        yield Moments(*(torch.cat(xs) for xs in zip(*sent, strict=True)))
+        order = np.argsort([n for clients in sent for n in clients])
+        yield Moments(*(torch.cat(xs)[order] for xs in zip(*sent.values(), strict=True)))
 
 
 def _watched(phase: Phase, trail: Trail) -> Phase:

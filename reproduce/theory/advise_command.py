@@ -1,0 +1,128 @@
+"""The command itself on held-out tasks: `python reproduce/theory/advise_command.py [TASK ...]`.
+
+Runs `fedsift advise` (seed 10), then trains with its advice and with the paper's defaults, with
+seeds 11, 12 and 13, until the test accuracy reaches the target. No task, partition, number of
+clients or seed here was used while the calibration was made. Writes advise_command.csv. Needs
+Fashion-MNIST in FEDSIFT_DATA; some minutes each.
+"""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from tables import HERE, replace_rows
+
+from fedsift.data.files import FASHION_FILES, FASHION_MNIST, data_folder, read_fashion_mnist
+from fedsift.runs.compare import row_of
+from fedsift.runs.config import RunConfig
+from fedsift.runs.run import environment, federation_of
+from fedsift.simulation import play
+from fedsift.theory.race import Choice
+
+CALIBRATED, SEEDS, MAX_ROUNDS = 10, (11, 12, 13), 60
+HEADER = ("task", "target", "settings", "local_steps", "lr", "density", "seed", "mibit", "rounds",
+          "steps", "best_accuracy", "predicted_mibit", "commit", "device")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A task by the flags of the command, and the accuracy to reach."""
+
+    flags: dict[str, object]
+    target: float
+    images: int = 0
+    """Of Fashion-MNIST: so many to train with, and a third as many for the test."""
+
+
+TASKS = {
+    "digits, IID, 5 clients": HeldOut({"dataset": "digits", "clients": 5}, 0.95),
+    "digits, Dirichlet 0.3, 10 clients": HeldOut(
+        {"dataset": "digits", "clients": 10, "partition": "dirichlet", "theta": 0.3}, 0.9
+    ),
+    "CNN, Fashion-MNIST, 3,000 images, Dirichlet 0.5, 5 clients": HeldOut(
+        {"dataset": "fashion-mnist", "clients": 5, "partition": "dirichlet", "theta": 0.5},
+        0.75, 3000,
+    ),
+}  # fmt: skip
+
+
+def main(names: list[str]) -> None:
+    """Every task, or those whose name holds one of the words given."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, task in TASKS.items():
+            if names and not any(word in name for word in names):
+                continue
+            if task.images:
+                shorten(task.images, Path(folder))
+                os.environ["FEDSIFT_DATA"] = folder
+            replace_rows(HERE / "advise_command.csv", HEADER, study(name, task))
+
+
+def shorten(images: int, folder: Path) -> None:
+    """A folder with a smaller Fashion-MNIST, in the format of the whole one."""
+    (folder / FASHION_MNIST).mkdir(exist_ok=True)
+    for part, number in (("train", images), ("t10k", images // 3)):
+        x, y = read_fashion_mnist(part)
+        rows = np.random.default_rng(CALIBRATED).permutation(len(x))[:number]
+        for kind, values in zip(FASHION_FILES, (x[rows, 0], y[rows].astype(np.uint8)), strict=True):
+            sizes = np.array(values.shape, ">u4").tobytes()
+            raw = bytes((0, 0, 8, values.ndim)) + sizes + values.tobytes()
+            (folder / FASHION_MNIST / f"{part}-{kind}").write_bytes(gzip.compress(raw, 1))
+
+
+def study(name: str, task: HeldOut) -> list[tuple[object, ...]]:
+    """Ask for advice, take it, and do without it."""
+    advice = ask(task)
+    print(name, advice["choice"], advice["reasons"], flush=True)
+    rows = []
+    for label, choice, said in (
+        ("advised", Choice(**advice["choice"]), advice["predicted"]),
+        ("defaults", Choice(), advice["predicted_default"]),
+    ):
+        for seed in SEEDS:
+            values = {**task.flags, **asdict(choice), "seed": seed, "device": "cpu"}
+            mibit, rounds, *rest = spent(RunConfig.from_values(values), task.target)
+            taken = (seed, mibit, rounds, rounds * choice.local_steps, rest[0], shown(said))
+            rows.append((name, task.target, label, *asdict(choice).values(), *taken, *rest[1:]))
+            print(*rows[-1], flush=True)
+    return rows
+
+
+def ask(task: HeldOut) -> dict:
+    """What the command says."""
+    flags = [word for key, value in task.flags.items() for word in (f"--{key}", str(value))]
+    words = [*flags, "--target", str(task.target), "--seed", str(CALIBRATED), "--json"]
+    command = [sys.executable, "-m", "fedsift", "advise", *words]
+    print(*command[1:], flush=True)
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(said.stdout)
+
+
+def spent(config: RunConfig, target: float) -> tuple[str, int, str, str, str]:
+    """Mibit and rounds to the target (no Mibit if it was not reached), and where that was seen."""
+    federation = federation_of(config)
+    history = []
+    for _, record in play(federation, federation.first(), MAX_ROUNDS):
+        history.append(record)
+        if record["accuracy"] >= target:
+            break
+    row = row_of(config.algorithm, history, target)
+    made = environment(config)
+    best = shown(row.best_accuracy)
+    return shown(row.mibit), len(history), best, made["commit"], made["device"]
+
+
+def shown(x: float | None) -> str:
+    """A number to four decimals, or nothing."""
+    return "" if x is None else f"{x:.4f}"
+
+
+if __name__ == "__main__":
+    assert data_folder().exists(), "point FEDSIFT_DATA at the folder of Fashion-MNIST"
+    main(sys.argv[1:])
