@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ class Federation(LocalFederation):
         words = {"folder": str(self.folder), **settings}
         self.run(HERE / "app", " ".join(f"{k}={json.dumps(v)}" for k, v in words.items()))
 
-    def ended(self, seconds=200):
+    def ended(self, seconds=500):
         """Wait for the run's end, and give its log."""
         self.wait_until(lambda: self.processes["run"].poll() is not None, seconds=seconds)
         return self.log("run").read_text()
@@ -35,7 +36,7 @@ class Federation(LocalFederation):
         path.parent.mkdir(exist_ok=True)
         path.write_text(word)
 
-    def noted(self, name, seconds=100):
+    def noted(self, name, seconds=500):
         """Wait until a process of the app has noted something; gives its id."""
         path = self.folder / "notes" / name
         self.wait_until(path.exists, seconds=seconds)
@@ -66,4 +67,4 @@ def federation_of(tmp_path_factory):
 
     yield start
     for federation in started:
-        federation.close()
+        federation.close(signal.SIGKILL)

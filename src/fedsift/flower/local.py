@@ -17,6 +17,7 @@ from types import TracebackType
 
 import tomli_w
 
+from fedsift.engine.ranks import WorkerDied
 from fedsift.flower.keys import LOOPBACK, make_certificates, make_node_key
 
 READY_SECONDS = 60
@@ -31,7 +32,7 @@ OFFLINE = {
 """No telemetry and no installation; one thread a client, as several share the machine."""
 
 
-class ProcessFailed(RuntimeError):
+class ProcessFailed(WorkerDied):
     """A process of the federation ended, or did not begin, as it should."""
 
 
@@ -47,6 +48,8 @@ class LocalFederation:
     def __enter__(self) -> LocalFederation:
         self.folder = self.folder.absolute()
         self.home.mkdir(parents=True, exist_ok=True)
+        for old in self.folder.glob("state.db*"):
+            old.unlink()  # it knows keys and runs of another time
         make_certificates(self.folder)
         self.port = self.port or free_port()
         about = {
@@ -158,23 +161,29 @@ class LocalFederation:
                 raise ProcessFailed(f"nothing happened for {seconds:g} s: see {self.folder}")
             time.sleep(0.1)
 
-    def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """End a process and all that it has started."""
-        process = self.processes.pop(name)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
-        try:
-            process.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it has started and left behind
+    def kill(self, *names: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """End processes and all that they have started."""
+        ending = [self.processes.pop(name) for name in names]
+        for process in ending:
+            signal_group(process, how)
+        for process in ending:
+            try:
+                process.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                signal_group(process, signal.SIGKILL)
+                process.wait()
+            signal_group(process, signal.SIGKILL)  # what it has started and left behind
 
-    def close(self) -> None:
+    def close(self, how: signal.Signals = signal.SIGTERM) -> None:
         """End every process, the SuperLink last."""
-        for name in reversed(list(self.processes)):
-            self.kill(name, signal.SIGTERM)
+        self.kill(*(name for name in self.processes if name != "superlink"), how=how)
+        self.kill(*self.processes, how=how)
+
+
+def signal_group(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    """Send a signal to a process and to those that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, how)
 
 
 def command(name: str) -> str:
