@@ -104,11 +104,13 @@ class LocalFederation:
             list(pool.map(register, keys))
         return keys
 
-    def start_node(self, name: str, key: Path, partition: int, partitions: int) -> None:
-        """Start a SuperNode."""
+    def start_node(
+        self, name: str, key: Path, partition: int, partitions: int, port: int | None = None
+    ) -> None:
+        """Start a SuperNode; it finds the SuperLink at that port of this machine."""
         self.start(
             name,
-            ["flower-supernode", "--superlink", f"{LOOPBACK}:{self.port}",
+            ["flower-supernode", "--superlink", f"{LOOPBACK}:{port or self.port}",
              "--root-certificates", str(self.folder / "ca.crt"),
              "--auth-supernode-private-key", str(key),
              "--host", LOOPBACK, "--port", str(free_port()),
