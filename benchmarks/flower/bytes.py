@@ -5,9 +5,6 @@ python benchmarks/flower/bytes.py
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import torch
 from measure import Measured, measure, write
 
@@ -59,11 +56,8 @@ def main() -> None:
         "uplink_ratio_by_the_papers_bits": expect["fedavg"] / expect["ssm_paper"],
         "off_by": ratio / wanted - 1,
     })  # fmt: skip
-    print(
-        f"uplink ratio {ratio:.3f}, predicted {wanted:.3f}, off by {100 * (ratio / wanted - 1):.2f} %"
-    )
+    print(f"uplink ratio {ratio:.3f}, predicted {wanted:.3f}, off by {ratio / wanted - 1:.2%}")
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()

@@ -20,6 +20,7 @@ from fedsift.flower.local import LocalFederation
 from fedsift.runs.run import commit
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE / "app"))
 HOUR = 3600.0
 
 

@@ -8,13 +8,10 @@ Flower's own strategy with local SGD.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "app")]
 from measure import HERE, measure, write
 from race.task import BATCH, load_share, make_model
 
