@@ -8,6 +8,7 @@ Flower's own strategy with local SGD.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -49,11 +50,13 @@ def race(method: str) -> dict[str, object]:
     twin, rounds = RUNS[method]
     lr = tuned(twin)
     settings = {"lr": lr, "rounds": rounds, "local-steps": STEPS, "density": DENSITY}
+    busy = [os.getloadavg()[0]]
     run = measure(CLIENTS, RATE, method=method, **settings)
+    busy.append(os.getloadavg()[0])
     points = [n for n in run.notes if n["round"] > 0]
     reached = next((n["seconds"] for n in points if n["accuracy"] >= TARGET), None)
     print(f"{method}: lr {lr}, {TARGET:.0%} after {reached} s", flush=True)
-    return {"lr": lr, "seconds_to_target": reached, "points": points,
+    return {"lr": lr, "seconds_to_target": reached, "points": points, "load_average": busy,
             "uplink_bytes_a_client": sum(run.up) / CLIENTS,
             "downlink_bytes_a_client": sum(run.down) / CLIENTS}  # fmt: skip
 

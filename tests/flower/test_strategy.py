@@ -170,7 +170,7 @@ def test_a_round_ends_when_it_has_enough(place):
     start(place.strategy(enough=3), grid, 1)
     record = place.history()[0]
     assert record["clients"] == 3
-    assert record["problems"]["node 103"] == "the round had enough replies"
+    assert list(record["problems"].values()).count("the round had enough replies") == 2
 
 
 def test_a_round_ends_in_time_and_the_silent_are_named(place):

@@ -27,7 +27,7 @@ from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits
 from fedsift.engine.local import LocalSteps, local_steps, one_thread, train_client
-from fedsift.engine.task import Data, Elsewhere, Job, Loss, Task
+from fedsift.engine.task import Data, Elsewhere, Job, Loss, Task, check_model
 from fedsift.federation import apply_broadcast, run_id, state_of
 from fedsift.flower.protocol import Answer, Order
 from fedsift.flower.store import NO_RECEIPT, Kept, Store
@@ -103,6 +103,7 @@ class Work:
         """Catch up, train, keep, send."""
         algorithm = self.make_algorithm(context.run_config)
         model = self.make_model()
+        check_model(model)
         layout = Layout.of(model)
         check_run(order, algorithm, layout)
         store = Store(self.folder() / order.run.hex() / f"client-{client}")
@@ -170,8 +171,8 @@ def own_steps(
     optimizer = Adam((p for p in task.model.parameters() if p.requires_grad), **settings)
     optimizer.load_moments(x.m[0], x.v[0])
     loss = train(task.model, optimizer, task.clients[client], config)
-    m, v = optimizer.moments()
-    return Moments(task.layout.read(task.model)[None], m[None], v[None]), float(loss)
+    end = Moments(task.layout.read(task.model), *optimizer.moments())
+    return Moments(*(t[None].to(x.w) for t in end)), float(loss)
 
 
 def check_run(order: Order, algorithm: Algorithm, layout: Layout) -> None:

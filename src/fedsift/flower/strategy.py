@@ -23,7 +23,7 @@ from fedsift.algorithms.method import Algorithm
 from fedsift.codec.frame import CHECKSUM_BYTES
 from fedsift.disk import replace_file
 from fedsift.engine.task import Elsewhere, Job, Missing, Received, Task
-from fedsift.federation import TooFewClients
+from fedsift.federation import TooFewClients, cohort_size
 from fedsift.flower.deployment import Deployment, Node, Orders
 from fedsift.flower.protocol import Answer, Malformed
 from fedsift.report.html import report_on
@@ -83,8 +83,12 @@ class FedSift(Strategy):
         dataset: str = "your own",
         model: str = "your own",
     ) -> None:
-        if not 0 <= min_clients <= clients:
-            raise ValueError(f"min_clients must be from 0 to {clients}, got {min_clients}")
+        if clients < 1:
+            raise ValueError(f"clients must be at least 1, got {clients}")
+        if not 0 < participation <= 1:
+            raise ValueError(f"participation must be in (0, 1], got {participation}")
+        if not 0 <= min_clients <= cohort_size(participation, clients):
+            raise ValueError(f"min_clients must be from 0 to the cohort's size, got {min_clients}")
         if enough is not None and not max(1, min_clients) <= enough <= clients:
             raise ValueError(f"enough must be from min_clients to {clients}, got {enough}")
         self.algorithm, self.clients = algorithm, clients
@@ -114,6 +118,8 @@ class FedSift(Strategy):
         A round ends after ``timeout`` seconds at the latest, with the replies that are in.
         ``evaluate_fn`` may return ``accuracy`` and ``loss``: they go into the run's metrics.
         """
+        if num_rounds < 1:
+            raise ValueError(f"num_rounds must be at least 1, got {num_rounds}")
         if evaluate_config is not None:
             raise ValueError("FedSift's clients do not evaluate: leave out evaluate_config")
         self.grid, self.timeout, self.evaluate_fn = grid, timeout, evaluate_fn
