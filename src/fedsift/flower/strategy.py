@@ -208,7 +208,7 @@ class FedSift(Strategy):
         self.asked: dict[str, int] = {}
         waiting, updates = self.push(messages), 0
         while waiting and time.monotonic() < until:
-            for reply in self.grid.pull_messages(list(waiting)):
+            for reply in self.grid.pull_messages([id for id in self.asked if id in waiting]):
                 waiting.discard(reply.metadata.reply_to_message_id)
                 node, answer = self.read(reply)
                 if answer and answer.outcome == "behind":
