@@ -26,7 +26,7 @@ GRID = {
     "fedadam": (3e-4, 1e-3, 3e-3),
     "fedadam-ssm": (3e-4, 1e-3, 3e-3),
 }
-RUNS = {"fedavg": ("fedsgd", 6), "fedadam": ("fedadam", 4), "fedadam-ssm": ("fedadam-ssm", 8)}
+RUNS = {"fedavg": ("fedsgd", 5), "fedadam": ("fedadam", 3), "fedadam-ssm": ("fedadam-ssm", 6)}
 NAMES = {"fedavg": "FedAvg (Flower's own)", "fedadam": "FedAdam", "fedadam-ssm": "FedAdam-SSM, 5 %"}
 
 
