@@ -133,7 +133,7 @@ class LocalFederation:
         return done.stdout
 
     def start(self, name: str, words: list[str]) -> None:
-        """Start a process in a group of its own, so that all it starts can be ended with it."""
+        """Start a process in a session of its own, where our Ctrl-C does not reach it."""
         with self.log(name).open("ab") as out:
             self.processes[name] = subprocess.Popen(
                 [command(words[0]), *words[1:]], env=self.environment(), cwd=self.folder,
@@ -166,15 +166,19 @@ class LocalFederation:
     def kill(self, *names: str, how: signal.Signals = signal.SIGKILL) -> None:
         """End processes and all that they have started."""
         ending = [self.processes.pop(name) for name in names]
+        # Found before their parents are gone: Flower gives some of them a session of their own.
+        started = descendants({process.pid for process in ending})
         for process in ending:
-            signal_group(process, how)
+            process.send_signal(how)
         for process in ending:
             try:
                 process.wait(GRACE_SECONDS)
             except subprocess.TimeoutExpired:
-                signal_group(process, signal.SIGKILL)
+                process.kill()
                 process.wait()
-            signal_group(process, signal.SIGKILL)  # what it has started and left behind
+        for pid in started:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def close(self, how: signal.Signals = signal.SIGTERM) -> None:
         """End every process, the SuperLink last."""
@@ -182,10 +186,25 @@ class LocalFederation:
         self.kill(*self.processes, how=how)
 
 
-def signal_group(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
-    """Send a signal to a process and to those that it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, how)
+def descendants(pids: set[int]) -> set[int]:
+    """The processes that these have started, and those that they have started, and so on."""
+    parents = parents_by_pid()
+    found: set[int] = set()
+    while more := {pid for pid, parent in parents.items() if parent in pids | found} - found:
+        found |= more
+    return found
+
+
+def parents_by_pid() -> dict[int, int]:
+    """Every process's parent; from /proc where there is one, as small machines have no ``ps``."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            found[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    if not found:
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
+        found = dict(map(int, line.split()) for line in listed.stdout.splitlines())
+    return found
 
 
 def command(name: str) -> str:
