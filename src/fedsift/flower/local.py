@@ -203,7 +203,8 @@ def parents_by_pid() -> dict[int, int]:
             found[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
     if not found:
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
-        found = dict(map(int, line.split()) for line in listed.stdout.splitlines())
+        pairs = (line.split() for line in listed.stdout.splitlines())
+        found = {int(pid): int(parent) for pid, parent in pairs}
     return found
 
 

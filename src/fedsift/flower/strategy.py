@@ -267,8 +267,10 @@ class FedSift(Strategy):
         self.folder.append(record, self.uploads.sum_up(server_round))
         self.folder.save(Checkpoint(self.snapshot, self.seconds), self.federation)
         self.history.append(record)
+        told = "" if record["accuracy"] is None else f", accuracy {record['accuracy']:.2%}"
+        log(INFO, "\t└──> %s updates merged%s", record["clients"], told)
         for who, problem in record["problems"].items():
-            log(WARNING, "round %s, client %s: %s", server_round, who, problem)
+            log(WARNING, "\t\tclient %s: %s", who, problem)
         metrics = MetricRecord()
         metrics.update({k: v for k, v in record.items() if isinstance(v, int | float)})
         return self.result.arrays, metrics
