@@ -44,6 +44,7 @@ class InlineGrid(Grid):
     def answer(self, node, node_id, message):
         node.kinds.append(Order.read(message.content).kind)
         config = {"partition-id": node.partition, "num-partitions": node.partitions}
+        config = {} if node.partition is None else config
         context = Context(1, node_id, config, RecordDict(), self.run_config)
         try:
             return node.app(message, context)

@@ -214,6 +214,13 @@ def test_another_run_s_folder_is_refused(place):
         start(place.strategy(seed=9), place.grid(), 1)
 
 
+def test_a_node_that_was_not_told_which_client_it_is_says_so(place):
+    grid = place.grid()
+    grid.nodes[104].partition = None
+    start(place.strategy(), grid, 1)
+    assert "--node-config" in place.history()[0]["problems"]["node 104"]
+
+
 def test_a_client_of_another_algorithm_or_model_is_named(place):
     grid = place.grid(algorithms.fedadam())
     with pytest.raises(TooFewClients, match=r"the server runs fedadam_ssm.*, this client fedadam"):

@@ -207,7 +207,8 @@ class FedSift(Strategy):
         until = time.monotonic() + self.timeout
         self.asked: dict[str, int] = {}
         waiting, updates = self.push(messages), 0
-        while waiting and time.monotonic() < until:
+        while waiting:
+            is_last = time.monotonic() > until
             for reply in self.grid.pull_messages([id for id in self.asked if id in waiting]):
                 waiting.discard(reply.metadata.reply_to_message_id)
                 node, answer = self.read(reply)
@@ -219,8 +220,9 @@ class FedSift(Strategy):
                 if updates == self.enough:
                     waiting, self.unheard = set(), "the round had enough replies"
                     break
-            if waiting:
-                time.sleep(POLL_SECONDS)
+            if is_last:
+                return
+            time.sleep(POLL_SECONDS if waiting else 0)
 
     def push(self, messages: Iterable[Message]) -> set[str]:
         """Send messages, and note which node was asked by which."""
