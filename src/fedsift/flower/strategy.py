@@ -13,7 +13,7 @@ from logging import INFO, WARNING
 from pathlib import Path
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
@@ -24,6 +24,7 @@ from fedsift.codec.frame import CHECKSUM_BYTES
 from fedsift.disk import replace_file
 from fedsift.engine.task import Elsewhere, Job, Missing, Received, Task
 from fedsift.federation import TooFewClients, cohort_size
+from fedsift.flower.arrays import flat, named
 from fedsift.flower.deployment import Deployment, Node, Orders
 from fedsift.flower.protocol import Answer, Malformed
 from fedsift.report.html import report_on
@@ -32,7 +33,6 @@ from fedsift.runs.folder import Checkpoint, RunFolder
 from fedsift.runs.run import summarise
 from fedsift.runs.uploads import Uploads
 from fedsift.simulation import play
-from fedsift.vector import Layout
 
 POLL_SECONDS = 0.5
 """Between two looks into the SuperLink."""
@@ -353,25 +353,6 @@ def open_folder(path: Path, config: RunConfig) -> RunFolder:
             replace_file(folder.config_file, config.toml().encode())
         return folder
     return RunFolder.create(path, config)
-
-
-def flat(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
-    """The layout of a model's arrays, and the arrays as one vector."""
-    tensors = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
-    dtypes = {x.dtype for x in tensors.values()}
-    if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
-        raise ValueError(
-            f"initial_arrays must be parameters of one floating-point type, got {dtypes}: give "
-            "ArrayRecord({name: Array(p) for name, p in model.named_parameters()})"
-        )
-    shapes = tuple(tuple(x.shape) for x in tensors.values())
-    layout = Layout(tuple(tensors), shapes, dtypes.pop())
-    return layout, layout.flatten(tensors)
-
-
-def named(layout: Layout, w: Tensor) -> ArrayRecord:
-    """A vector as a model's arrays, as ``flat`` found them."""
-    return ArrayRecord({name: Array(x) for name, x in layout.unflatten(w).items()})
 
 
 def number(value: object) -> float | None:
