@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
+from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,6 +56,9 @@ app = typer.Typer(
 frames = typer.Typer(no_args_is_help=True, help="Look into the frames that travel.")
 app.add_typer(frames, name="frame")
 app.add_typer(data_app, name="data")
+
+deployments = typer.Typer(no_args_is_help=True, help="Run a federation of real processes.")
+app.add_typer(deployments, name="deploy")
 
 DIVERGED = 3
 INTERRUPTED = 130
@@ -244,6 +248,8 @@ def resume(
         use_data_folder(data_dir)
         opened = RunFolder.open(folder)
         settings = opened.config()
+        if settings.wire == "flower":
+            raise ValueError(f"{folder} was run on Flower: start its app again to continue it")
         if rank():
             follow([settings])
             return
@@ -380,6 +386,51 @@ def bench(
         print(json.dumps({"environment": about, "timings": rows}, indent=2))
     else:
         show_timings(timings)
+
+
+@deployments.command()
+@with_run_options
+def demo(
+    *,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            "--algorithm", help=f"One of: {', '.join(METHODS)}.", show_default="fedadam-ssm"
+        ),
+    ] = None,
+    config: Config = None,
+    out: Out = None,
+    given: dict[str, Any],
+) -> None:
+    """Start a whole Flower federation on this machine, train, and end every process again.
+
+    A SuperLink with TLS, a SuperNode with a registered key for each client (3, unless you say
+    otherwise), and 5 rounds of the run that `fedsift run` would simulate: the result has the same
+    bits. Needs `fedsift[flower]`. Run it again with the same --out to continue after a stop.
+
+    Example: `fedsift deploy demo --clients 4 --rounds 10 --density 0.01`
+    """
+    with user_input():
+        require_flower()
+        from fedsift.flower.deploy import ONLY_SIMULATED, deploy_demo
+
+        values = {"clients": 3, "rounds": 5} | merged(config, algorithm=algorithm, out=out, **given)
+        folder_name = values.pop("out", None)
+        for key in ONLY_SIMULATED:
+            if key in values:
+                raise ValueError(f"--{key} is for simulations: leave it out of a deployment")
+        settings = RunConfig.from_values(values)
+        path = Path(folder_name or _new_folder(f"flower-{settings.algorithm}"))
+        folder = RunFolder(path)
+        if not (folder.config_file.exists() and folder.config().wire == "flower"):
+            folder.require_free()
+    deploy_demo(settings, path)
+
+
+def require_flower() -> None:
+    """Say what to install, before anything is started."""
+    if find_spec("flwr") is None:
+        raise ValueError("Flower is not installed: pip install 'fedsift[flower]'")
 
 
 app.command()(bounds)

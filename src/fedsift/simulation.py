@@ -17,7 +17,7 @@ from fedsift.algorithms import Algorithm, fedadam_ssm
 from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Ranks, Stacked, Task
 from fedsift.engine.stacked import PRECISIONS
-from fedsift.engine.task import Data, Diverged, Loss
+from fedsift.engine.task import Data, Diverged, Loss, check_model
 from fedsift.federation import Federation, Happened, Snapshot, cohort_size
 from fedsift.memories import OnDisk, SlotFile
 from fedsift.vector import Layout, Moments
@@ -154,7 +154,7 @@ def prepare(
     _check_clients(clients)
     if test is not None and len(test[0]) == 0:
         raise ValueError("the test set is empty: give None for no test")
-    _check_model(model)
+    check_model(model)
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch-size must be at least 1, got {batch_size}")
     if not 0 < participation <= 1:
@@ -244,12 +244,3 @@ def _check_clients(clients: Sequence[Data]) -> None:
             raise ValueError(f"client {n} has {len(x)} samples and {len(y)} labels")
         if len(x) == 0:
             raise ValueError(f"client {n} has no samples")
-
-
-def _check_model(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
-            raise ValueError(
-                f"layer {name!r} keeps running statistics, which do not average over clients: "
-                "use GroupNorm, or track_running_stats=False"
-            )
