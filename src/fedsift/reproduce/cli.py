@@ -124,7 +124,8 @@ def table(lines: Sequence[dict[str, Any]], title: str) -> Table:
     """The paper's Table 1 for one task and setting, with the paper's own figures."""
     shown = Table(title=f"{title}: Mibit a client to {100 * lines[0]['target']:.1f} %")
     for heading in ("method", "Mibit", "ratio", "seeds", "paper", "ratio there", "best accuracy"):
-        shown.add_column(heading, justify="left" if heading == "method" else "right")
+        first = heading == "method"
+        shown.add_column(heading, justify="left" if first else "right", no_wrap=first)
     for line in lines:
         reached = f"{line['reached']}/{len(line['seeds'])}"
         best = f"{100 * line['best_accuracy']:.2f} %"
