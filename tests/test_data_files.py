@@ -9,6 +9,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from rich.console import Console
 
 from fedsift.cli import main
 from fedsift.data import DATASETS
@@ -203,7 +204,7 @@ def test_the_same_data_packed_in_another_way_is_in_order(server, monkeypatch, tm
 
 
 def test_list_names_every_set_and_where_it_is(server, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("fedsift.data.cli.out", Console(width=400))  # no path is folded
     offer(server, monkeypatch, "svhn", {"a.mat": CONTENT})
     assert main(["data", "get", "svhn"]) == 0
     capsys.readouterr()
