@@ -14,6 +14,8 @@ collect_ignore = (
 )
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports a kernel
+if not find_spec("flwr"):
+    collect_ignore += ["src/fedsift/flower", "tests/flower"]
 
 
 @pytest.fixture(autouse=True)

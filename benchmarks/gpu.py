@@ -1,9 +1,17 @@
-"""Seconds a round on a GPU, and how far its result is from the reference engine's.
+"""What the GPU engine promises: the reference engine's result, the same bits again, room for many.
 
-    python benchmarks/gpu.py cnn:fashion-mnist:fp32 vgg11:cifar-10:bf16 --out gpu.json
+    python benchmarks/gpu.py --out benchmarks/results/gpu.json
 
-A round is 20 clients of 30 steps of 64 samples with FedAdam-SSM at 5 %. ``train`` is its
-local training alone, ``round`` everything: training, selection, accounting, merging.
+How fast it is, `fedsift bench --device cuda --json` says. Here:
+
+- ``float64``: five rounds of the CNN in float64, each client on its own stream, against the
+  reference engine on the same GPU: the largest relative distance of W, M and V.
+- ``smooth``: the same in float32 for a perceptron with tanh in place of ReLU and FedAdam, which has
+  no mask: without kinks, rounding errors stay small.
+- ``cnn``: the CNN with FedAdam-SSM in float32, after one step, one round and five. Beside it the
+  reference engine against itself when W^0 is changed by 1e-7: what rounding alone does.
+- ``resumed``: whether two rounds, a new engine, and two more end with the bits of four.
+- ``thousand``: 1,000 clients of 30 steps of 64 samples in one cohort: seconds and gigabytes.
 """
 
 import argparse
@@ -12,98 +20,116 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
+from fedsift.algorithms import fedadam, fedadam_ssm
 from fedsift.engine import Reference, Stacked
+from fedsift.models.networks import cnn
 from fedsift.runs.config import RunConfig
-from fedsift.runs.run import environment, federation_of
-from fedsift.vector import Layout
+from fedsift.runs.run import environment
+from fedsift.simulation import prepare
 
 
-def seconds(work, repeat: int = 7) -> float:
-    times = []
-    for _ in range(repeat):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return median(times)
+def federation(model, algorithm, clients=20, samples=256, device="cuda"):
+    draw = torch.Generator().manual_seed(0)
+    dtype = next(model.parameters()).dtype
+    data = [
+        (torch.randn(samples, 1, 28, 28, generator=draw).to(dtype), torch.arange(samples) % 10)
+        for _ in range(clients)
+    ]
+    return prepare(
+        model, data, None, algorithm, batch_size=64, participation=1.0, dropout=0.0,
+        min_clients=0, wire="count", loss=cross_entropy, seed=0, device=device,
+    )  # fmt: skip
 
 
-def measure(name: str, check: bool) -> dict[str, object]:
-    model, dataset, precision = name.split(":")
-    config = RunConfig.from_values(
-        {"model": model, "dataset": dataset, "precision": precision, "device": "cuda"}
-    )
-    fed = federation_of(config)
-    began = time.perf_counter()
-    first, _ = fed.play(fed.first())
+def made(make, dtype=torch.float32):
+    torch.manual_seed(0)
+    return make().to(dtype)
+
+
+def tanh_net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.Tanh(), nn.Linear(32, 10))
+
+
+def states(fed, rounds):
+    snapshot = fed.first()
+    for _ in range(rounds):
+        snapshot, _ = fed.play(snapshot)
+    return snapshot.state
+
+
+def distance(ours, theirs) -> float:
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(ours, theirs, strict=True))
+
+
+def from_reference(fed, rounds) -> float:
+    serial = replace(fed, engine=Reference(fed.task))
+    return distance(states(fed, rounds), states(serial, rounds))
+
+
+def from_itself(fed, rounds) -> float:
+    """The reference engine against itself, begun 1e-7 beside."""
+    beside = copy.deepcopy(fed.task.model)
+    w = fed.task.layout.read(beside)
+    noise = torch.randn(w.shape, generator=torch.Generator().manual_seed(1)).to(w)
+    fed.task.layout.write(w + 1e-7 * w.norm() / noise.norm() * noise, beside)
+    serial = replace(fed, engine=Reference(fed.task))
+    other = replace(fed, task=replace(fed.task, model=beside), engine=Reference(fed.task))
+    return distance(states(other, rounds), states(serial, rounds))
+
+
+def resumed() -> bool:
+    fed = federation(made(cnn), fedadam_ssm())
+    unbroken = states(fed, 4)
+    half, _ = fed.play(fed.play(fed.first())[0])
+    again = replace(fed, engine=Stacked(fed.task, fed.algorithm))
+    end, _ = again.play(again.play(half)[0])
+    return all(torch.equal(a, b) for a, b in zip(unbroken, end.state, strict=True))
+
+
+def thousand() -> dict[str, float]:
+    fed = federation(made(cnn), fedadam_ssm(), clients=1000, samples=60)
+    torch.cuda.reset_peak_memory_stats()
+    snapshot, _ = fed.play(fed.first())
     torch.cuda.synchronize()
-    row: dict[str, object] = {"case": name, "first_round": time.perf_counter() - began}
-    row["round"] = seconds(lambda: fed.play(first))
-    row["train"] = seconds(lambda: train_only(fed, first))
-    row["evaluate"] = seconds(lambda: fed.engine.evaluate(first.state.w))
-    row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    if check:
-        row["relative_error_after_5_rounds"] = deviation(fed)
-    return row
-
-
-def train_only(fed, snapshot) -> None:
-    from fedsift.engine.stacked import stack_memory, stack_state
-    from fedsift.engine.task import Job
-
-    phase = fed.algorithm.phase(2)
-    cohort = fed.cohort(2)
-    job = Job(2, phase, snapshot.state, cohort, fed.memories(snapshot, cohort))
-    for stack in fed.engine.stacks(cohort):
-        memory = stack_memory([job.memory[n] for n in stack])
-        start = phase.begin(stack_state(job.state, len(stack)), memory)
-        fed.engine._local_steps(job, stack, start)
-
-
-def deviation(fed) -> float:
-    """The largest of the relative distances of W, M and V from the reference engine's, in float64.
-
-    In float32 it would say nothing, as sensitivity.py shows: rounding errors grow a
-    thousandfold and more in a round. In float64 they start at 1e-16.
-    """
-    model = copy.deepcopy(fed.task.model).double()
-    clients = [(x.double(), y) for x, y in fed.task.clients]
-    task = replace(fed.task, model=model, clients=clients, test=None, layout=Layout.of(model))
-    stacked = replace(fed, task=task, engine=Stacked(task, fed.algorithm))
-    serial = replace(fed, task=task, engine=Reference(task))
-    ours, theirs = stacked.first(), serial.first()
-    for _ in range(5):
-        ours, _ = stacked.play(ours)
-        theirs, _ = serial.play(theirs)
-    pairs = zip(ours.state, theirs.state, strict=True)
-    return max(float((a - b).norm() / b.norm()) for a, b in pairs)
+    began = time.perf_counter()
+    fed.play(snapshot)
+    torch.cuda.synchronize()
+    return {
+        "seconds": time.perf_counter() - began,
+        "gigabytes": torch.cuda.max_memory_allocated() / 1e9,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("cases", nargs="+", help="MODEL:DATASET:PRECISION")
-    parser.add_argument("--check", action="store_true", help="compare with the reference engine")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    rows = []
-    for case in given.cases:
-        try:
-            row = measure(case, given.check)
-        except Exception as problem:
-            row = {"case": case, "error": repr(problem)[:2000]}
-        rows.append(row)
-        print(row, flush=True)
-        torch.cuda.empty_cache()
+    one_step = federation(made(cnn), fedadam_ssm(local_steps=1))
+    full = federation(made(cnn), fedadam_ssm())
+    found = {
+        "environment": environment(RunConfig(device="cuda")),
+        "float64": from_reference(federation(made(cnn, torch.float64), fedadam_ssm()), 5),
+        "smooth": from_reference(federation(made(tanh_net), fedadam()), 5),
+        "cnn": {
+            "one step": from_reference(one_step, 1),
+            "one round": from_reference(full, 1),
+            "five rounds": from_reference(full, 5),
+            "one round, reference begun 1e-7 beside": from_itself(full, 1),
+            "five rounds, reference begun 1e-7 beside": from_itself(full, 5),
+        },
+        "resumed": resumed(),
+        "thousand": thousand(),
+    }
+    print(json.dumps(found, indent=1))
     if given.out:
-        about = {"environment": environment(RunConfig()), "rows": rows}
-        given.out.write_text(json.dumps(about, indent=1) + "\n")
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
+PATIENCE = 60.0
 COMMANDS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -22,10 +24,11 @@ class Page:
 
     def __init__(self, write, read):
         self.write, self.read = write, read
-        self.number, self.session, self.events = 0, None, []
+        self.number, self.session, self.events, self.buffer = 0, None, [], b""
 
     def open(self, path, width=1280, height=900, dark=False):
-        """Load a file and wait until it is there."""
+        """Load a file in a new page and wait until it is there."""
+        self.session = None
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self.session, self.events = attached["sessionId"], []
@@ -91,8 +94,7 @@ class Page:
         words = {"id": self.number, "method": method, "params": params}
         if self.session:
             words["sessionId"] = self.session
-        self.write.write(json.dumps(words).encode() + b"\0")
-        self.write.flush()
+        os.write(self.write, json.dumps(words).encode() + b"\0")
         while (answer := self.receive()).get("id") != self.number:
             pass
         if "error" in answer:
@@ -101,11 +103,13 @@ class Page:
 
     def receive(self):
         """The next message; an event is kept."""
-        raw = bytearray()
-        while (byte := self.read.read(1)) != b"\0":
-            if not byte:
-                raise AssertionError("Chromium has gone away")
-            raw += byte
+        while b"\0" not in self.buffer:
+            ready, _, _ = select.select([self.read], [], [], PATIENCE)
+            more = os.read(self.read, 1 << 20) if ready else b""
+            if not more:
+                raise AssertionError("Chromium has gone away, or is stuck")
+            self.buffer += more
+        raw, _, self.buffer = self.buffer.partition(b"\0")
         message = json.loads(raw)
         if "method" in message:
             self.events.append(message)
@@ -135,11 +139,14 @@ def chromium():
         )
         os.close(to_it)
         os.close(from_it)
-        with os.fdopen(ours_out, "wb") as write, os.fdopen(ours_in, "rb") as read:
-            page = Page(write, read)
-            try:
-                yield page
-            finally:
-                page.session = None
-                page.call("Browser.close")
-                process.wait(timeout=30)
+        page = Page(ours_out, ours_in)
+        try:
+            yield page
+            page.session = None
+            page.call("Browser.close")
+            process.wait(PATIENCE)
+        finally:
+            process.kill()
+            process.wait()
+            os.close(ours_out)
+            os.close(ours_in)

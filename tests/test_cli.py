@@ -16,10 +16,12 @@ from safetensors.torch import load_file
 
 import fedsift
 from fedsift.algorithms import METHODS
+from fedsift.bench import Timing
 from fedsift.cli import main
 from fedsift.data import DATASETS
 from fedsift.models import MODELS
 from fedsift.runs import RunConfig, RunFolder, federation_of
+from fedsift.terminal import show_timings
 
 QUICK = ("--clients", "4", "--rounds", "3", "--local-steps", "1")
 FULL = {"iid": (), "skewed": ("--partition", "dirichlet", "--theta", "0.1")}
@@ -161,10 +163,12 @@ def quick_run(tmp_path_factory):
     return folder
 
 
-def test_a_run_leaves_its_five_files_and_nothing_half_written(quick_run):
+def test_a_run_leaves_its_files_and_nothing_half_written(quick_run):
     assert {path.name for path in quick_run.iterdir()} == {
         "config.toml",
         "metrics.jsonl",
+        "uploads.jsonl",
+        "clients.json",
         "summary.json",
         "checkpoint.safetensors",
         "report.html",
@@ -383,7 +387,32 @@ def test_a_bad_config_file_is_refused_and_nothing_is_written(text, phrases, here
 
 def test_a_dataset_whose_files_are_not_there_is_refused(here, capsys, monkeypatch):
     monkeypatch.setenv("FEDSIFT_DATA", str(here / "data"))
-    refused(["run", "--dataset", "fashion-mnist"], capsys, str(here / "data"), "FEDSIFT_DATA")
+    refused(["run", "--dataset", "cifar-10"], capsys, str(here / "data"), "FEDSIFT_DATA")
+
+
+@pytest.mark.parametrize("how", ["flag", "config", "resume", "compare"])
+def test_the_data_folder_can_be_given_on_the_command_line(how, here, capsys, monkeypatch):
+    monkeypatch.setenv("FEDSIFT_DATA", "elsewhere")
+    (here / "a.toml").write_text('data-dir = "there"')
+    (here / "run").mkdir()
+    (here / "run" / "config.toml").write_text('dataset = "cifar-10"')
+    words = {
+        "flag": ["run", "--dataset", "cifar-10", "--data-dir", "there"],
+        "config": ["run", "--dataset", "cifar-10", "--config", "a.toml"],
+        "resume": ["resume", "run", "--data-dir", "there"],
+        "compare": [
+            "compare",
+            "--dataset",
+            "cifar-10",
+            "--algorithms",
+            "fedsgd",
+            "--target",
+            "1",
+            "--data-dir",
+            "there",
+        ],
+    }
+    refused(words[how], capsys, "there is no there/cifar-10-batches-bin")
 
 
 def test_a_folder_that_holds_another_run_is_refused_and_kept_as_it_is(quick_run, capsys):
@@ -486,3 +515,42 @@ def test_a_round_with_too_few_updates_ends_with_3_and_names_the_round(here, caps
     said = capsys.readouterr().err.splitlines()[-1]
     assert re.search(r"round \d has [0-3] of at least 4 updates", said)
     assert len(metrics_of(here / "out")) == int(re.search(r"round (\d)", said)[1]) - 1
+
+
+# How fast it is.
+
+
+def test_bench_shows_the_parts_of_a_round(capsys):
+    parts = {"round": 2.0, "train": 1.5, "select": 0.3, "merge": 0.2, "evaluate": 0.1}
+    work = {"flops": 1e11, "bytes": 1e9, "limit": 0.5}
+    show_timings([Timing("cnn", 21_840, "cpu", "fp32", **parts, **work)])
+    said = " ".join(capsys.readouterr().out.split())
+    for part in ("training │ 1.5 │ 75.0 %", "merging │ 0.2 │ 10.0 %", "100 GFLOP", "0.5 │ 25.0 %"):
+        assert part in said
+
+
+def test_bench_as_json_adds_up(capsys):
+    words = ["bench", "--models", "small-cnn", "--rounds", "1", "--device", "cpu", "--json"]
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    (row,) = told["timings"]
+    assert row["parameters"] == 27_430
+    assert row["train"] + row["select"] + row["merge"] == pytest.approx(row["round"])
+    assert 0 < row["limit"] < row["round"]
+    assert row["ratio"] == pytest.approx(row["round"] / row["limit"])
+    assert {"commit", "torch", "device"} <= told["environment"].keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "phrase"),
+    [
+        (["--models", "moon"], "unknown model"),
+        (["--precision", "bf16", "--device", "cpu"], "precision"),
+        (["--rounds", "0"], "at least 1"),
+        (["--device", "abacus"], "unknown device"),
+    ],
+)
+def test_bench_refuses_bad_input_in_one_line(words, phrase, capsys):
+    assert main(["bench", *words]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert phrase in line

@@ -1,14 +1,26 @@
 """Data sets and how they are dealt out to clients."""
 
 import gzip
+import pickle
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.io import savemat
 
-from fedsift.data import DATASETS, deal, dirichlet, iid, load, shape_of
+from fedsift.data import (
+    DATASETS,
+    deal,
+    dirichlet,
+    from_dataset,
+    from_partition,
+    iid,
+    load,
+    shape_of,
+    split,
+)
 from fedsift.runs import RunConfig, federation_of
 
 labels = st.lists(st.integers(0, 5), min_size=1, max_size=120).map(np.array)
@@ -140,6 +152,10 @@ def noise(*shape):
     return np.random.default_rng(0).integers(0, 256, shape)
 
 
+def save_mat(path, **variables):
+    savemat(path, {name: x.astype(np.uint8) for name, x in variables.items()}, do_compression=True)
+
+
 @pytest.fixture
 def data_folder(tmp_path, monkeypatch):
     """A folder with a few samples of each data set in its official format."""
@@ -153,7 +169,12 @@ def data_folder(tmp_path, monkeypatch):
         records = noise(4, 3073)
         records[:, 0] = np.arange(4)
         (cifar / f"{name}.bin").write_bytes(records.astype(np.uint8).tobytes())
+    svhn = tmp_path / "svhn"
+    svhn.mkdir()
+    for part in ("train", "test"):
+        save_mat(svhn / f"{part}_32x32.mat", X=noise(32, 32, 3, 10), y=np.arange(1, 11)[:, None])
     monkeypatch.setenv("FEDSIFT_DATA", str(tmp_path))
+    monkeypatch.setattr("fedsift.data.files.DEBIAN", tmp_path / "debian")
     return tmp_path
 
 
@@ -185,11 +206,12 @@ def test_cifar_10_is_read_batch_after_batch_with_its_channels_apart(data_folder)
     [
         ("fashion-mnist", "fashion-mnist/train-images-idx3-ubyte.gz"),
         ("cifar-10", "cifar-10-batches-bin/test_batch.bin"),
+        ("svhn", "svhn/train_32x32.mat"),
     ],
 )
 def test_a_missing_file_is_named_with_where_to_put_it(name, file, data_folder):
     (data_folder / file).unlink()
-    with pytest.raises(ValueError, match=f"no .*{file}.*FEDSIFT_DATA"):
+    with pytest.raises(ValueError, match=f"no .*{file}.*fedsift data get {name}.*FEDSIFT_DATA"):
         load(name)
 
 
@@ -218,3 +240,121 @@ def test_a_broken_file_of_cifar_10_is_refused_by_name(content, data_folder):
     (data_folder / "cifar-10-batches-bin" / "test_batch.bin").write_bytes(content)
     with pytest.raises(ValueError, match="cifar-10"):
         load("cifar-10")
+
+
+def test_svhn_is_read_with_its_samples_first_and_its_tens_as_zeros(data_folder):
+    x, y = load("svhn").train
+    raw = noise(32, 32, 3, 10)
+    assert x.shape == (10, 3, 32, 32)
+    assert y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
+    red = raw[:, :, 0]
+    expected = (red[:, :, 7] - red.mean()) / red.std(ddof=1)
+    assert np.allclose(x[7, 0].numpy(), expected, atol=1e-4)
+
+
+def a_matlab_cell(path):
+    cell = np.empty((32, 32, 3, 2), object)
+    cell[:] = 0
+    savemat(path, {"X": cell, "y": np.ones((2, 1))})
+
+
+BROKEN_SVHN = {
+    "nothing": lambda path: path.write_bytes(b""),
+    "a web page": lambda path: path.write_bytes(b"<html>not found</html>" * 40),
+    "a cut file": lambda path: path.write_bytes(path.read_bytes()[:-4000]),
+    "no labels": lambda path: save_mat(path, X=noise(32, 32, 3, 4)),
+    "fewer labels": lambda path: save_mat(path, X=noise(32, 32, 3, 4), y=np.ones((3, 1))),
+    "floats": lambda path: savemat(path, {"X": np.zeros((32, 32, 3, 2)), "y": np.ones((2, 1))}),
+    "cells": a_matlab_cell,
+    "a pickle": lambda path: path.write_bytes(pickle.dumps(Evil())),
+}
+
+
+class Evil:
+    def __reduce__(self):
+        return (pytest.fail, ("a file was unpickled",))
+
+
+@pytest.mark.parametrize("spoil", BROKEN_SVHN.values(), ids=BROKEN_SVHN)
+def test_a_broken_file_of_svhn_is_refused_by_name_and_never_unpickled(
+    spoil, data_folder, monkeypatch
+):
+    spoil(data_folder / "svhn" / "train_32x32.mat")
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, Evil)
+    with pytest.raises(ValueError, match="svhn"):
+        load("svhn")
+
+
+def test_debians_files_are_read_where_the_data_folder_has_none(data_folder, monkeypatch):
+    (data_folder / "debian").mkdir()
+    (data_folder / "fashion-mnist").rename(data_folder / "debian" / "fashion-mnist")
+    assert load("fashion-mnist").train[1].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+# Adapters.
+
+
+def test_split_gives_each_client_the_rows_it_is_named():
+    x, y = torch.arange(12.0).view(6, 2), torch.arange(6)
+    parts = split((x, y), [np.array([5, 0]), torch.tensor([3]), [1, 1, 2]])
+    assert [own.tolist() for _, own in parts] == [[5, 0], [3], [1, 1, 2]]
+    assert parts[0][0].tolist() == [[10.0, 11.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize("rows", [[], [6], [-1], [0.5], [True], [[0, 1]]], ids=str)
+def test_split_refuses_rows_that_are_not_in_the_data(rows):
+    with pytest.raises(ValueError, match="client 1"):
+        split((torch.zeros(6, 2), torch.arange(6)), [[0], rows])
+
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2500
+
+    def __getitem__(self, place):
+        if place >= len(self):
+            raise IndexError
+        return np.full((1, 2), place, np.float32), place**2
+
+
+def test_any_torch_dataset_becomes_two_tensors_in_its_order():
+    x, y = from_dataset(Squares())
+    assert (x.shape, x.dtype, y.dtype) == ((2500, 1, 2), torch.float32, torch.int64)
+    assert torch.equal(y, torch.arange(2500) ** 2)
+    assert torch.equal(x[:, 0, 1], torch.arange(2500.0))
+
+
+class Partition:
+    """What the documentation of Hugging Face's Dataset promises, and no more."""
+
+    def __init__(self, columns):
+        self.columns, self.column_names = columns, list(columns)
+
+    def with_format(self, type):
+        assert type == "numpy"
+        return self
+
+    def __getitem__(self, rows):
+        return {name: values[rows] for name, values in self.columns.items()}
+
+
+@pytest.mark.parametrize(
+    ("given", "shape"), [((7, 8, 8), (7, 1, 8, 8)), ((7, 8, 8, 3), (7, 3, 8, 8))]
+)
+def test_a_partition_of_images_comes_out_with_channels_first_from_0_to_1(given, shape):
+    raw = noise(*given).astype(np.uint8)
+    x, y = from_partition(Partition({"img": raw, "label": np.arange(7)}), x="img")
+    assert (x.shape, x.dtype, y.tolist()) == (shape, torch.float32, list(range(7)))
+    assert np.allclose(x[4, -1].numpy() * 255, raw[4].reshape(8, 8, -1)[..., -1])
+
+
+def test_a_partition_of_numbers_is_taken_as_it_is():
+    x, y = from_partition(Partition({"x": np.eye(3), "y": np.ones(3)}), "x", "y")
+    assert torch.equal(x, torch.eye(3, dtype=torch.float64))
+    assert y.dtype == torch.float64
+
+
+def test_a_partition_without_the_column_is_refused_with_those_it_has():
+    with pytest.raises(ValueError, match=r"no column 'image'; it has \['img', 'label'\]"):
+        from_partition(Partition({"img": noise(2, 4, 4), "label": np.arange(2)}))

@@ -127,7 +127,8 @@ def test_every_command_and_option_is_in_the_reference():
     for path, command in commands_of(typer.main.get_command(app), "fedsift"):
         text = section(page, path)
         mine = set(options_of(command))
-        wanted = mine - run_options if path == "fedsift compare" else mine
+        shared = path in ("fedsift compare", "fedsift deploy demo")
+        wanted = mine - run_options if shared else mine
         for option in wanted:
             assert f"| `{option}` |" in text, f"{path} {option}"
 
@@ -173,6 +174,8 @@ def test_every_column_and_key_of_a_run_is_in_the_reference(tmp_path):
         assert f"| `{column}` |" in section(page, "metrics.jsonl"), column
     for key in summarise(config, federation, history).keys() - config.flat().keys():
         assert f"| `{key}` |" in section(page, "summary.json"), key
+    for column in folder.uploads()[0]:
+        assert f"| `{column}` |" in section(page, "uploads.jsonl"), column
     for column in Row.__dataclass_fields__:
         assert f"`{column}`" in section(page, "A comparison's folder"), column
 

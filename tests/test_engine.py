@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from fedsift import algorithms
 from fedsift.engine import Ranks, Reference, Stacked, ranks
-from fedsift.engine.ranks import WorkerDied
+from fedsift.engine.message import WorkerDied
 from fedsift.engine.task import Diverged
 from fedsift.simulation import prepare
 from problems import ridge

@@ -104,6 +104,8 @@ def assert_same_run(folder, other):
     )
     assert ours == theirs
     assert len(ours) == ROUNDS
+    for name in ("uploads.jsonl", "clients.json"):
+        assert (folder / name).read_bytes() == (other / name).read_bytes(), name
     ours, theirs = (json.loads((x / "summary.json").read_text()) for x in (folder, other))
     assert without_seconds(ours) == without_seconds(theirs)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from fedsift.vector import Moments
@@ -21,7 +22,7 @@ def first_moment(m: Tensor, gradient: Tensor, beta1: float) -> Tensor:
     >>> first_moment(torch.tensor([1.0]), torch.tensor([0.0]), beta1=0.5)
     tensor([0.5000])
     """
-    return beta1 * m + (1 - beta1) * gradient
+    return torch.add(beta1 * m, gradient, alpha=1 - beta1)
 
 
 def second_moment(v: Tensor, gradient: Tensor, beta2: float) -> Tensor:
@@ -30,7 +31,7 @@ def second_moment(v: Tensor, gradient: Tensor, beta2: float) -> Tensor:
     >>> second_moment(torch.tensor([0.0]), torch.tensor([2.0]), beta2=0.5)
     tensor([2.])
     """
-    return beta2 * v + (1 - beta2) * gradient.square()
+    return torch.addcmul(beta2 * v, gradient, gradient, value=1 - beta2)
 
 
 def direction(m: Tensor, v: Tensor, eps: float) -> Tensor:
@@ -54,7 +55,7 @@ def adam_step(
     """
     m = first_moment(x.m, gradient, beta1)
     v = second_moment(x.v, gradient, beta2)
-    return Moments(x.w - lr * direction(m, v, eps), m, v)
+    return Moments(torch.sub(x.w, direction(m, v, eps), alpha=lr), m, v)
 
 
 def centralized_adam(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
+from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,17 +20,30 @@ from safetensors import SafetensorError
 
 import fedsift
 from fedsift.algorithms import METHODS
+from fedsift.bench import bench as time_rounds
 from fedsift.codec.inspect import dissect
 from fedsift.data import DATASETS
-from fedsift.engine.ranks import WorkerDied
+from fedsift.data.cli import DataDir
+from fedsift.data.cli import app as data_app
+from fedsift.data.files import use_data_folder
+from fedsift.engine.message import WorkerDied
+from fedsift.engine.stacked import PRECISIONS
 from fedsift.engine.task import Diverged
+from fedsift.engine.torchrun import joined, rank
 from fedsift.federation import TooFewClients
 from fedsift.models import MODELS
+from fedsift.reproduce.cli import reproduce
 from fedsift.runs.compare import configs_of
 from fedsift.runs.config import ConfigError, RunConfig, read_values
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.run import federation_of
-from fedsift.terminal import carry_out, carry_out_all, carry_out_report, show_frame
+from fedsift.runs.run import environment, federation_of, follow
+from fedsift.terminal import (
+    carry_out,
+    carry_out_all,
+    carry_out_report,
+    show_frame,
+    show_timings,
+)
 from fedsift.theory.cli import advise, bounds
 
 app = typer.Typer(
@@ -39,6 +55,10 @@ app = typer.Typer(
 
 frames = typer.Typer(no_args_is_help=True, help="Look into the frames that travel.")
 app.add_typer(frames, name="frame")
+app.add_typer(data_app, name="data")
+
+deployments = typer.Typer(no_args_is_help=True, help="Run a federation of real processes.")
+app.add_typer(deployments, name="deploy")
 
 DIVERGED = 3
 INTERRUPTED = 130
@@ -47,7 +67,8 @@ INTERRUPTED = 130
 def main(words: list[str] | None = None) -> int:
     """Run a command; bad input becomes one line on stderr and exit code 2."""
     try:
-        return int(app(words, standalone_mode=False) or 0)
+        with joined():
+            return int(app(words, standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as problem:
         print(problem.format_message())
         return 0
@@ -65,7 +86,8 @@ def main(words: list[str] | None = None) -> int:
 
 def _fail(message: str, code: int) -> int:
     line = " ".join(message.split())
-    print(f"fedsift: {line}", file=sys.stderr)
+    if rank() == 0:  # the other ranks have nothing else to tell
+        print(f"fedsift: {line}", file=sys.stderr)
     return code
 
 
@@ -185,6 +207,7 @@ def run(
     ] = None,
     config: Config = None,
     out: Out = None,
+    data_dir: DataDir = None,
     given: dict[str, Any],
 ) -> None:
     """Train a federation.
@@ -200,9 +223,12 @@ def run(
     * `fedsift run --algorithm fedadam --rounds 50 --out runs/fedadam`
     """
     with user_input():
-        values = merged(config, algorithm=algorithm, out=out, **given)
+        values = merged(config, algorithm=algorithm, out=out, data_dir=data_dir, **given)
         folder_name = values.pop("out", None)
         settings = RunConfig.from_values(values)
+        if rank():
+            follow([settings])
+            return
         federation = federation_of(settings)
         path = Path(folder_name or _new_folder(f"{settings.dataset}-{settings.algorithm}"))
         folder = RunFolder.create(path, settings)
@@ -210,14 +236,23 @@ def run(
 
 
 @app.command()
-def resume(folder: Annotated[Path, typer.Argument(help="The folder of a stopped run.")]) -> None:
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a stopped run.")],
+    data_dir: DataDir = None,
+) -> None:
     """Continue a stopped run; the result is bit for bit that of an unbroken one.
 
     Example: `fedsift resume runs/digits-fedadam-ssm-20260101-120000`
     """
     with user_input():
+        use_data_folder(data_dir)
         opened = RunFolder.open(folder)
         settings = opened.config()
+        if settings.wire == "flower":
+            raise ValueError(f"{folder} was run on Flower: start its app again to continue it")
+        if rank():
+            follow([settings])
+            return
         federation = federation_of(settings)
     carry_out(opened, settings, federation)
 
@@ -235,6 +270,7 @@ def compare(
     ] = None,
     config: Config = None,
     out: Out = None,
+    data_dir: DataDir = None,
     given: dict[str, Any],
 ) -> None:
     """Compare algorithms on one task: the bits each needs to reach a target accuracy.
@@ -245,7 +281,8 @@ def compare(
     Example: `fedsift compare --algorithms fedadam-ssm,fedadam-top,fedadam --target 0.95`
     """
     with user_input():
-        values = merged(config, algorithms=algorithms, target=target, out=out, **given)
+        flags = {"algorithms": algorithms, "target": target, "out": out, "data_dir": data_dir}
+        values = merged(config, **flags, **given)
         names, goal, folder_name = (values.pop(k, None) for k in ("algorithms", "target", "out"))
         if names is None or goal is None:
             raise ValueError("give --algorithms a,b,c and --target, say 0.95, or both in --config")
@@ -253,6 +290,9 @@ def compare(
             raise ValueError(f"target must be in (0, 1], got {goal}")
         values.pop("algorithm", None)
         settings = configs_of(names.split(",") if isinstance(names, str) else names, values)
+        if rank():
+            follow(settings)
+            return
         path = Path(folder_name or _new_folder(f"compare-{settings[0].dataset}"))
         federation_of(settings[0])  # data and model are the same for all
         for each in settings:
@@ -300,14 +340,109 @@ def inspect(file: Annotated[Path, typer.Argument(help="A file that holds one fra
     show_frame(anatomy)
 
 
+app.command()(reproduce)
+
+
+@app.command()
+def bench(
+    models: Annotated[
+        str | None,
+        typer.Option(
+            "--models",
+            help=f"Separated by commas, of: {', '.join(MODELS)}.",
+            show_default="cnn; on a GPU cnn,vgg11,resnet18",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    precision: Annotated[
+        str, typer.Option("--precision", help="On a GPU: fp32, tf32 or bf16.")
+    ] = "fp32",
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds to take the median of.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Time a round on this machine, part by part, and compare with the physical limit.
+
+    A round is 20 clients of 30 steps of 64 samples with FedAdam-SSM at 5 %, on random images. The
+    limit is the arithmetic and the memory traffic of the local steps at the machine's measured
+    peaks.
+
+    Example: `fedsift bench --models cnn --rounds 10`
+    """
+    with user_input():
+        where = RunConfig(device=device).torch_device()
+        chosen = models or ("cnn,vgg11,resnet18" if where == "cuda" else "cnn")
+        names = [name.strip() for name in chosen.split(",")]
+        for name in names:
+            if name not in MODELS:
+                raise ValueError(f"unknown model {name!r}; choose one of: {', '.join(MODELS)}")
+        if precision not in PRECISIONS or (precision != "fp32" and where != "cuda"):
+            raise ValueError(f"precision must be fp32, or on a GPU tf32 or bf16, got {precision!r}")
+        if rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {rounds}")
+    timings = time_rounds(names, where, precision, rounds)
+    if as_json:
+        rows = [{**asdict(t), "ratio": t.ratio} for t in timings]
+        about = environment(RunConfig(device=where))
+        print(json.dumps({"environment": about, "timings": rows}, indent=2))
+    else:
+        show_timings(timings)
+
+
+@deployments.command()
+@with_run_options
+def demo(
+    *,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            "--algorithm", help=f"One of: {', '.join(METHODS)}.", show_default="fedadam-ssm"
+        ),
+    ] = None,
+    config: Config = None,
+    out: Out = None,
+    given: dict[str, Any],
+) -> None:
+    """Start a whole Flower federation on this machine, train, and end every process again.
+
+    A SuperLink with TLS, a SuperNode with a registered key for each client (3, unless you say
+    otherwise), and 5 rounds of the run that `fedsift run` would simulate: the result has the same
+    bits. Needs `fedsift[flower]`. Run it again with the same --out to continue after a stop.
+
+    Example: `fedsift deploy demo --clients 4 --rounds 10 --density 0.01`
+    """
+    with user_input():
+        require_flower()
+        from fedsift.flower.deploy import ONLY_SIMULATED, deploy_demo
+
+        values = {"clients": 3, "rounds": 5} | merged(config, algorithm=algorithm, out=out, **given)
+        folder_name = values.pop("out", None)
+        for key in ONLY_SIMULATED:
+            if key in values:
+                raise ValueError(f"--{key} is for simulations: leave it out of a deployment")
+        settings = RunConfig.from_values(values)
+        path = Path(folder_name or _new_folder(f"flower-{settings.algorithm}"))
+        folder = RunFolder(path)
+        if not (folder.config_file.exists() and folder.config().wire == "flower"):
+            folder.require_free()
+    deploy_demo(settings, path)
+
+
+def require_flower() -> None:
+    """Say what to install, before anything is started."""
+    if find_spec("flwr") is None:
+        raise ValueError("Flower is not installed: pip install 'fedsift[flower]'")
+
+
 app.command()(bounds)
 app.command()(advise)
 
 
 def merged(config: Path | None, **flags: Any) -> dict[str, Any]:
-    """A config file's keys and the flags that were given; flags win."""
+    """A config file's keys and the flags that were given; flags win. The data folder is used."""
     values = read_values(config) if config else {}
-    return values | {key: value for key, value in flags.items() if value is not None}
+    values |= {key: value for key, value in flags.items() if value is not None}
+    use_data_folder(values.pop("data_dir", None))
+    return values
 
 
 def _new_folder(name: str) -> Path:

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from fedsift.engine.task import (
     Task,
     finite,
 )
+from fedsift.memories import LITTLE, LITTLE_FOR_ALL, Held, Memories, Remembered
 from fedsift.seeding import stream
 from fedsift.vector import Layout, Moments
 
@@ -54,7 +56,7 @@ class Snapshot:
     round: int
     state: Moments
     server_memory: Memory
-    client_memory: Mapping[int, Memory]
+    client_memory: Memories
     traffic: Traffic
 
 
@@ -104,7 +106,7 @@ class Federation:
         state = Moments.start(w)
         _, size = self.wire(whole(state), self.spec(0, bytes(8)), Limits(max_abs=float("inf")))
         memory = zeros(self.algorithm.server_memory, 1, w)
-        return Snapshot(0, state, memory, {}, Traffic(downlink_bytes=size))
+        return Snapshot(0, state, memory, Held(), Traffic(downlink_bytes=size))
 
     def play(self, before: Snapshot) -> tuple[Snapshot, Happened]:
         """One round: the snapshot after it, and what happened in it."""
@@ -113,7 +115,7 @@ class Federation:
         cohort = self.cohort(round)
         absent = self.dropped(round, cohort)
         job = Job(round, phase, before.state, cohort, self.memories(before, cohort))
-        inbox = self.open_inbox(job)
+        inbox = self.open_inbox(job, before.client_memory)
         losses: list[float] = []
         for reply in self.engine.train(job):
             if isinstance(reply, Results):
@@ -128,7 +130,8 @@ class Federation:
                 f"round {round} has {inbox.received} of at least {self.min_clients} updates "
                 f"({inbox.rejected} rejected: {inbox.told() or 'none'})"
             )
-        after = replace(before, round=round, client_memory={**before.client_memory, **inbox.memory})
+        kept = before.client_memory.replaced(inbox.memory)
+        after = replace(before, round=round, client_memory=kept)
         down, clamped = 0, 0
         if inbox.received:
             after, down, clamped = self.merge(after, phase, inbox.total.mean())
@@ -153,13 +156,13 @@ class Federation:
             raise Diverged("the global state left the finite numbers")
         return replace(before, state=state, server_memory=memory), size, clamped
 
-    def open_inbox(self, job: Job) -> Inbox:
+    def open_inbox(self, job: Job, memories: Memories) -> Inbox:
         """Where the round's uploads arrive."""
         base = self.base_of(job.state)
         shape = self.expected_shape(job) if self.wire is not counted else None
         name = self.algorithm.name
         limits = Limits(run=self.run_id, base=base, round=job.round, algorithm=name, shape=shape)
-        return Inbox(self, self.spec(job.round, base), limits, Sum(job.state))
+        return Inbox(self, self.spec(job.round, base), limits, Sum(job.state), memories)
 
     def expected_shape(self, job: Job) -> Shape:
         """What every honest upload of this round looks like, found by sending nothing at all."""
@@ -196,11 +199,18 @@ class Federation:
         draw = stream(self.task.seed, "dropout", round).random(len(cohort))
         return frozenset(n for n, x in zip(cohort, draw, strict=True) if x < self.dropout)
 
-    def memories(self, snapshot: Snapshot, cohort: tuple[int, ...]) -> dict[int, Memory]:
+    def memories(self, snapshot: Snapshot, cohort: tuple[int, ...]) -> Mapping[int, Memory]:
         """What each member kept from its last round; zeros at first."""
-        names, like = self.algorithm.client_memory, snapshot.state.w
-        known = snapshot.client_memory
-        return {n: known[n] if n in known else zeros(names, 1, like) for n in cohort}
+        names = self.algorithm.client_memory
+        return Remembered(snapshot.client_memory, cohort, names, snapshot.state.w)
+
+    @property
+    def has_much_memory(self) -> bool:
+        """Whether what the clients keep belongs on the disk."""
+        clients, layout = len(self.task.clients), self.task.layout
+        each = len(self.algorithm.client_memory) * layout.d * layout.dtype.itemsize
+        is_all = cohort_size(self.participation, clients) == clients
+        return clients * each > (LITTLE_FOR_ALL if is_all else LITTLE)
 
     def count(self, before: Traffic, phase: Phase, inbox: Inbox, down: int) -> Traffic:
         """Add this round's traffic: uploads as a mean over all clients, the broadcast to each."""
@@ -216,9 +226,12 @@ class Federation:
 class Inbox:
     """Takes a round's uploads one by one: checks, counts, adds, and forgets each."""
 
-    def __init__(self, federation: Federation, spec: Spec, limits: Limits, total: Sum) -> None:
+    def __init__(
+        self, federation: Federation, spec: Spec, limits: Limits, total: Sum, memories: Memories
+    ) -> None:
         self.federation, self.spec, self.limits, self.total = federation, spec, limits, total
-        self.memory: dict[int, Memory] = {}
+        self.memories = memories
+        self.memory: dict[int, Any] = {}
         self.problems: dict[str, str] = {}
         self.received = self.rejected = self.size = 0
 
@@ -269,7 +282,7 @@ class Inbox:
         self.total.add(update)
         self.federation.on_upload(specs, update, sizes)
         if self.federation.algorithm.client_memory:
-            self.memory.update(memory)
+            self.memory.update((n, self.memories.keep(kept)) for n, kept in memory.items())
 
     def _carry(self, reply: ClientResult | Received, spec: Spec) -> tuple[Update, int]:
         federation = self.federation

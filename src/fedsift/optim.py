@@ -58,7 +58,8 @@ class Adam(Optimizer):
         at = 0
         for p in self._params():
             here = slice(at, at := at + p.numel())
-            self.state[p].update(m=m[here].view_as(p).clone(), v=v[here].view_as(p).clone())
+            first, second = (x[here].view_as(p).to(p, copy=True) for x in (m, v))
+            self.state[p].update(m=first, v=second)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """The moments as flat vectors ``(d,)``."""

@@ -6,7 +6,8 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from fedsift.algorithms import Algorithm, fedadam_ssm
 from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Ranks, Stacked, Task
 from fedsift.engine.stacked import PRECISIONS
-from fedsift.engine.task import Data, Diverged, Loss
+from fedsift.engine.task import Data, Diverged, Loss, check_model
 from fedsift.federation import Federation, Happened, Snapshot, cohort_size
+from fedsift.memories import OnDisk, SlotFile
 from fedsift.vector import Layout, Moments
 
 Record = dict[str, Any]
@@ -123,7 +125,7 @@ def simulate(
         precision=precision,
     )
     history: list[Record] = []
-    last = federation.first()
+    last = first(federation)
     for snapshot, record in play(federation, last, rounds):
         last = snapshot
         history.append(record)
@@ -152,7 +154,7 @@ def prepare(
     _check_clients(clients)
     if test is not None and len(test[0]) == 0:
         raise ValueError("the test set is empty: give None for no test")
-    _check_model(model)
+    check_model(model)
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch-size must be at least 1, got {batch_size}")
     if not 0 < participation <= 1:
@@ -183,6 +185,15 @@ def engine_for(task: Task, algorithm: Algorithm, precision: str) -> Engine:
     if task.clients[0][0].is_cuda:
         return Stacked(task, algorithm, precision)
     return Ranks(task, algorithm)
+
+
+def first(federation: Federation, path: Path | None = None) -> Snapshot:
+    """Before round 1, with room on the disk (at a path, or nameless) for what clients will keep."""
+    start = federation.first()
+    if not federation.has_much_memory:
+        return start
+    file = SlotFile(federation.algorithm.client_memory, start.state.w, path)
+    return replace(start, client_memory=OnDisk(file))
 
 
 def play(
@@ -233,12 +244,3 @@ def _check_clients(clients: Sequence[Data]) -> None:
             raise ValueError(f"client {n} has {len(x)} samples and {len(y)} labels")
         if len(x) == 0:
             raise ValueError(f"client {n} has no samples")
-
-
-def _check_model(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
-            raise ValueError(
-                f"layer {name!r} keeps running statistics, which do not average over clients: "
-                "use GroupNorm, or track_running_stats=False"
-            )

@@ -123,6 +123,20 @@ class Layout:
             for name, value in self.unflatten(vector).items():
                 targets[name].copy_(value)
 
+    def bind(self, model: nn.Module, w: Tensor, gradient: Tensor) -> None:
+        """Make a model's parameters, and their gradients, views of two vectors ``(d,)``.
+
+        >>> layer = nn.Linear(2, 1, bias=False)
+        >>> w, gradient = torch.ones(2), torch.zeros(2)
+        >>> Layout.of(layer).bind(layer, w, gradient)
+        >>> layer(torch.tensor([3.0, 4.0])).backward()
+        >>> gradient.tolist()
+        [3.0, 4.0]
+        """
+        values, gradients = self.unflatten(w), self.unflatten(gradient)
+        for name, parameter in _trainable(model).items():
+            parameter.data, parameter.grad = values[name], gradients[name]
+
     def fingerprint(self) -> str:
         """A short hash of names, shapes and dtype: two sides that agree on it share a layout."""
         text = repr((self.names, self.shapes, str(self.dtype)))

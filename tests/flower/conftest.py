@@ -1,51 +1,12 @@
 """Federations of real processes for the tests: TLS, node keys, and short heartbeats."""
 
-import json
 import os
-from pathlib import Path
+import signal
 
 import pytest
+from processes import HERE, SOURCE, Federation, left_behind
 
-import fedsift
-from fedsift.flower.local import LocalFederation
-
-HERE = Path(__file__).parent
-SOURCE = str(Path(fedsift.__file__).parents[1])
-
-
-class Federation(LocalFederation):
-    """A local federation that runs the app of faults."""
-
-    @property
-    def run_folder(self):
-        return self.folder / "run"
-
-    def say(self, **settings):
-        """Start a run with these settings of the app."""
-        words = {"folder": str(self.folder), **settings}
-        self.run(HERE / "app", " ".join(f"{k}={json.dumps(v)}" for k, v in words.items()))
-
-    def ended(self, seconds=200):
-        """Wait for the run's end, and give its log."""
-        self.wait_until(lambda: self.processes["run"].poll() is not None, seconds=seconds)
-        return self.log("run").read_text()
-
-    def fault(self, round, client, word):
-        path = self.folder / "faults" / f"{round}-{client}"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(word)
-
-    def noted(self, name, seconds=100):
-        """Wait until a process of the app has noted something; gives its id."""
-        path = self.folder / "notes" / name
-        self.wait_until(path.exists, seconds=seconds)
-        pid = int(path.read_text())
-        path.unlink()
-        return pid
-
-    def history(self):
-        path = self.run_folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()]
+collect_ignore = ["app", "fast"]  # other processes import these
 
 
 @pytest.fixture
@@ -65,5 +26,6 @@ def federation_of(tmp_path_factory):
         return federation
 
     yield start
-    for federation in started:
-        federation.close()
+    for each in started:
+        each.close(signal.SIGKILL)
+        each.wait_until(lambda home=each.home: not left_behind(home))

@@ -21,7 +21,8 @@ class InlineNode:
 class InlineGrid(Grid):
     """Hands messages to the apps of its nodes; ``silent`` nodes never answer."""
 
-    def __init__(self, nodes):
+    def __init__(self, nodes, run_config=None):
+        self.run_config = run_config or {}
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
         self.nodes = dict(enumerate(nodes, start=100))
         self.replies, self.count, self.silent = {}, 0, set()
@@ -43,7 +44,8 @@ class InlineGrid(Grid):
     def answer(self, node, node_id, message):
         node.kinds.append(Order.read(message.content).kind)
         config = {"partition-id": node.partition, "num-partitions": node.partitions}
-        context = Context(1, node_id, config, RecordDict(), {})
+        config = {} if node.partition is None else config
+        context = Context(1, node_id, config, RecordDict(), self.run_config)
         try:
             return node.app(message, context)
         except Exception as problem:

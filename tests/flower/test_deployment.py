@@ -48,7 +48,7 @@ def back(federation, name, key, client):
             federation.start_node(name, key, client, 5)
         return "SuperNode ID" in log.read_text()
 
-    federation.wait_until(is_in)
+    federation.wait_until(is_in, seconds=200)
 
 
 def test_a_deployment_ends_with_the_simulation_s_bits(federation_of):
@@ -82,7 +82,7 @@ def start_intruders(federation):
 
 
 def assert_refused(federation, intruders):
-    federation.wait_until(lambda: all(p.poll() is not None for p in intruders))
+    federation.wait_until(lambda: all(p.poll() is not None for p in intruders), seconds=200)
     assert all(process.returncode != 0 for process in intruders)
     assert "SuperNode ID" not in federation.log("stranger").read_text()
     assert "SuperNode ID" not in federation.log("plaintext").read_text()
@@ -97,7 +97,7 @@ def test_a_server_that_is_killed_goes_on_to_the_same_bits(federation_of):
     kill(federation.noted("server"))  # within round 2
     federation.say(algorithm="efficient-adam")
     server = federation.noted("server")
-    federation.wait_until(lambda: len(federation.history()) == 2, seconds=100)
+    federation.wait_until(lambda: len(federation.history()) == 2, seconds=500)
     kill(server)  # when round 2 was written
     federation.say(algorithm="efficient-adam")
     federation.ended()

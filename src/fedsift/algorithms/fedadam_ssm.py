@@ -57,8 +57,8 @@ def shared_mask_fedadam(
     def send(
         context: Context, start: Moments, end: Moments, memory: Memory
     ) -> tuple[Parts, Memory]:
-        delta = end - start
-        return sparse(moments(delta), mask(delta, kept(density, context.d))), memory
+        delta, k = end - start, kept(density, context.d)
+        return sparse(moments(delta), mask(delta, k), k=k), memory
 
     step = partial(adam_step, lr=lr, beta1=beta1, beta2=beta2, eps=eps)
     return Algorithm(always(Phase(local_steps, step, send, partial(shared_mask_bits, density))))

@@ -35,12 +35,12 @@ def fedadam_top(
     def send(
         context: Context, start: Moments, end: Moments, memory: Memory
     ) -> tuple[Parts, Memory]:
-        delta = end - start
-        masks = top_k_separate(delta, kept(density, context.d))
+        delta, k = end - start, kept(density, context.d)
+        masks = top_k_separate(delta, k)
         parts = (
-            *sparse({"w": delta.w}, masks.w),
-            *sparse({"m": delta.m}, masks.m),
-            *sparse({"v": delta.v}, masks.v),
+            *sparse({"w": delta.w}, masks.w, k=k),
+            *sparse({"m": delta.m}, masks.m, k=k),
+            *sparse({"v": delta.v}, masks.v, k=k),
         )
         return parts, memory
 

@@ -27,8 +27,8 @@ def sparse_fedsgd(density: float = 0.05, local_steps: int = 30, lr: float = 1e-3
     def send(
         context: Context, start: Moments, end: Moments, memory: Memory
     ) -> tuple[Parts, Memory]:
-        delta = end.w - start.w
-        return sparse({"w": delta}, top_k(delta, kept(density, context.d))), memory
+        delta, k = end.w - start.w, kept(density, context.d)
+        return sparse({"w": delta}, top_k(delta, k), k=k), memory
 
     def bits(d: int) -> float:
         k = kept(density, d)

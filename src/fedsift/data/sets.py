@@ -9,13 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsift.data.files import (
-    CIFAR10_TEST,
-    CIFAR10_TRAIN,
-    Images,
-    read_cifar10,
-    read_fashion_mnist,
-)
+from fedsift.data.files import Images, read_cifar10, read_fashion_mnist, read_svhn
 from fedsift.seeding import stream
 
 
@@ -44,8 +38,8 @@ def digits() -> Dataset:
     order = torch.from_numpy(stream(0, "digits split").permutation(len(images)))
     cut = len(images) // 5
     test, train = order[:cut], order[cut:]
-    images = normalise(images, like=images[train])
-    return Dataset("digits", (images[train], labels[train]), (images[test], labels[test]))
+    x, x_test = normalised(images[train], images[test])
+    return Dataset("digits", (x, labels[train]), (x_test, labels[test]))
 
 
 def fashion_mnist() -> Dataset:
@@ -55,24 +49,35 @@ def fashion_mnist() -> Dataset:
 
 def cifar10() -> Dataset:
     """CIFAR-10: 50,000 and 10,000 colour images of 32 × 32."""
-    return _images("cifar-10", read_cifar10(CIFAR10_TRAIN), read_cifar10(CIFAR10_TEST))
+    return _images("cifar-10", read_cifar10("data"), read_cifar10("test"))
+
+
+def svhn() -> Dataset:
+    """SVHN's cropped digits: 73,257 and 26,032 colour images of 32 × 32."""
+    return _images("svhn", read_svhn("train"), read_svhn("test"))
 
 
 def _images(name: str, train: Images, test: Images) -> Dataset:
-    x, y = torch.from_numpy(train[0].copy()).float(), torch.from_numpy(train[1])
-    x_test, y_test = torch.from_numpy(test[0].copy()).float(), torch.from_numpy(test[1])
-    return Dataset(name, (normalise(x, like=x), y), (normalise(x_test, like=x), y_test))
+    x, x_test = normalised(_floats(train), _floats(test))
+    return Dataset(name, (x, torch.from_numpy(train[1])), (x_test, torch.from_numpy(test[1])))
 
 
-def normalise(images: Tensor, like: Tensor) -> Tensor:
-    """Zero mean and unit variance per channel, measured on the training images.
+def _floats(images: Images) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(images[0], np.float32))
 
-    >>> x = torch.randn(10, 1, 4, 4) * 3 + 1
-    >>> bool(normalise(x, like=x).mean().abs() < 1e-6)
-    True
+
+def normalised(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+    """Both by the training images: zero mean and unit variance per channel.
+
+    Measured once for the whole set, so that every client and the test see the same scale.
+
+    >>> x, x_test = normalised(torch.tensor([0.0, 2.0]).view(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
+    >>> x.flatten().tolist(), x_test.item()
+    ([-0.7071067690849304, 0.7071067690849304], 0.0)
     """
     axes = (0, 2, 3)
-    return (images - like.mean(axes, keepdim=True)) / like.std(axes, keepdim=True)
+    mean, deviation = train.mean(axes, keepdim=True), train.std(axes, keepdim=True)
+    return (train - mean) / deviation, (test - mean) / deviation
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ DATASETS: dict[str, Entry] = {
     "digits": Entry(digits, (1, 8, 8)),
     "fashion-mnist": Entry(fashion_mnist, (1, 28, 28)),
     "cifar-10": Entry(cifar10, (3, 32, 32)),
+    "svhn": Entry(svhn, (3, 32, 32)),
 }
 """Every data set by its command-line name."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,12 +13,17 @@ from torch.func import functional_call
 from fedsift.algorithms.method import Context
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.update import Update
-from fedsift.engine.task import ClientResult, Diverged, Job, Task, finite
+from fedsift.engine.batchlast import batch_last
+from fedsift.engine.task import ClientResult, Data, Diverged, Job, Task, finite
 from fedsift.seeding import torch_seed
 from fedsift.vector import Moments
 
 LocalSteps = Callable[[Task, Job, int, Moments], tuple[Moments, float]]
 """A client's training: from the task, the job, the client and its start to its end and its loss."""
+
+Score = tuple[int | None, float]
+"""How many labels were found, and the sum of losses; None where accuracy means nothing: targets
+that are not classes, one for each argmax."""
 
 CHUNK = 1000
 """Test samples at a time: bounds memory, and a fixed size keeps the result reproducible."""
@@ -34,13 +40,11 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def train_client(
-    task: Task, job: Job, client: int, steps: LocalSteps | None = None
-) -> ClientResult:
-    """One client's round: begin, step L times (or as ``steps`` does it), send."""
+def train_client(task: Task, job: Job, client: int, steps: LocalSteps) -> ClientResult:
+    """One client's round: begin, take the local steps, send."""
     phase, memory = job.phase, job.memory[client]
     start = phase.begin(Moments(*(x[None] for x in job.state)), memory)
-    end, loss = (steps or local_steps)(task, job, client, start)
+    end, loss = steps(task, job, client, start)
     if not finite(*end):
         raise Diverged(f"client {client}'s training left the finite numbers")
     context = Context(task.layout, job.round, task.seed, (client,))
@@ -53,27 +57,77 @@ def train_client(
 
 def local_steps(task: Task, job: Job, client: int, x: Moments) -> tuple[Moments, float]:
     """L steps from x, each on its own mini-batch; and the mean loss."""
-    steps = job.phase.local_steps
-    data, labels = task.clients[client]
-    batches = task.batches(job.round, client, steps)
-    total = 0.0
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(task.seed, "layers", job.round, client))
-        for step in range(steps):
-            rows = slice(None) if batches is None else torch.from_numpy(batches[step])
-            gradient, loss = gradient_of(task, x.w[0], data[rows], labels[rows])
-            x = job.phase.step(x, gradient[None])
-            total += float(loss)
-    return x, total / steps
+    return Trainer(task).local_steps(job, client, x)
 
 
-def gradient_of(task: Task, w: Tensor, data: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """∇f(w, batch) as a flat vector, and f itself."""
-    flat = w.detach().requires_grad_()
-    task.model.train()
-    loss = task.loss(functional_call(task.model, parameters_of(task, flat), (data,)), labels)
-    (gradient,) = torch.autograd.grad(loss, flat)
-    return gradient, loss.detach()
+class Trainer:
+    """Trains clients one after another, the model's parameters laid end to end in one vector."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.model = copy.deepcopy(task.model)
+        self.is_batch_last = batch_last(self.model)
+        self.w = task.layout.read(self.model)
+        self.gradient = torch.zeros_like(self.w)
+        task.layout.bind(self.model, self.w, self.gradient)
+
+    def train(self, job: Job, client: int) -> ClientResult:
+        """One client's round."""
+        return train_client(
+            self.task, job, client, lambda task, job, client, x: self.local_steps(job, client, x)
+        )
+
+    def local_steps(self, job: Job, client: int, x: Moments) -> tuple[Moments, float]:
+        """L steps from x, each on its own mini-batch; and the mean loss."""
+        task, steps = self.task, job.phase.local_steps
+        data, labels = task.clients[client]
+        batches = task.batches(job.round, client, steps)
+        total = 0.0
+        self.model.train()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch_seed(task.seed, "layers", job.round, client))
+            for step in range(steps):
+                if batches is None:
+                    batch = data, labels
+                else:
+                    rows = torch.from_numpy(batches[step]).to(data.device)
+                    batch = data.index_select(0, rows), labels.index_select(0, rows)
+                total += self.differentiate(x.w[0], *batch)
+                x = job.phase.step(x, self.gradient[None])
+        return x, total / steps
+
+    def differentiate(self, w: Tensor, data: Tensor, labels: Tensor) -> float:
+        """Set the gradient to ∇f(w, batch), and give f."""
+        self.w.copy_(w)
+        self.gradient.zero_()
+        loss = self.task.loss(self.forward(data), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    def forward(self, data: Tensor) -> Tensor:
+        """The model's output, images in the memory order that runs fastest."""
+        is_plain_images = data.dim() == 4 and not self.is_batch_last
+        output: Tensor = self.model(channels_last(data) if is_plain_images else data)
+        return output
+
+    @torch.no_grad()
+    def score(self, w: Tensor, chunk: int) -> Score:
+        """How weights w do on a chunk of the test set."""
+        self.w.copy_(w)
+        self.model.eval()
+        data, labels = test_chunk(self.task, chunk)
+        return score(self.task, self.forward(data), labels)
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """Images with their channels innermost, and strides that say so even if there is but one.
+
+    >>> channels_last(torch.zeros(2, 1, 4, 4)).stride()
+    (16, 1, 4, 1)
+    """
+    _, channels, height, width = images.shape
+    strides = (channels * height * width, 1, channels * width, channels)
+    return images.contiguous(memory_format=torch.channels_last).as_strided(images.shape, strides)
 
 
 def parameters_of(task: Task, w: Tensor) -> dict[str, Tensor]:
@@ -84,16 +138,24 @@ def parameters_of(task: Task, w: Tensor) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def score_chunk(task: Task, w: Tensor, chunk: int) -> tuple[int | None, float]:
-    """How many labels of a chunk of the test set are found, and the sum of losses.
-
-    None where accuracy means nothing: targets that are not classes, one for each argmax.
-    """
-    assert task.test is not None
-    data, labels = (x[chunk * CHUNK : (chunk + 1) * CHUNK] for x in task.test)
+def score_chunk(task: Task, w: Tensor, chunk: int) -> Score:
+    """How weights w do on a chunk of the test set."""
+    data, labels = test_chunk(task, chunk)
     task.model.eval()
-    output = functional_call(task.model, parameters_of(task, w), (data,))
-    loss = float(task.loss(output, labels)) * len(data)
+    return score(task, functional_call(task.model, parameters_of(task, w), (data,)), labels)
+
+
+def test_chunk(task: Task, chunk: int) -> Data:
+    """A chunk of the test set."""
+    assert task.test is not None
+    x, y = task.test
+    rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+    return x[rows], y[rows]
+
+
+def score(task: Task, output: Tensor, labels: Tensor) -> Score:
+    """How many labels are found, and the sum of losses."""
+    loss = float(task.loss(output, labels)) * len(output)
     found = output.argmax(-1)
     is_classes = not labels.is_floating_point() and found.shape == labels.shape
     return (int((found == labels).sum()) if is_classes else None), loss
@@ -104,9 +166,7 @@ def chunks_of(task: Task) -> range:
     return range(0 if task.test is None else -(-len(task.test[0]) // CHUNK))
 
 
-def total_score(
-    task: Task, scores: list[tuple[int | None, float]]
-) -> tuple[float | None, float | None]:
+def total_score(task: Task, scores: list[Score]) -> tuple[float | None, float | None]:
     """Accuracy (for class labels) and mean loss from all chunks' scores."""
     if task.test is None:
         return None, None

@@ -241,6 +241,12 @@ def flatten_layer(call: Call, layer: nn.Flatten, x: Tensor) -> Tensor:
     return flatten(x)
 
 
+def elementwise(call: Call, layer: nn.Module, x: Tensor) -> Tensor:
+    """A layer that treats every number alike."""
+    y: Tensor = layer(x)
+    return y
+
+
 MODULES: dict[type[nn.Module], Callable[[Call, Any, Tensor], Tensor]] = {
     nn.Conv2d: convolution,
     nn.Linear: linear,
@@ -249,7 +255,7 @@ MODULES: dict[type[nn.Module], Callable[[Call, Any, Tensor], Tensor]] = {
     nn.AdaptiveAvgPool2d: average,
     nn.Flatten: flatten_layer,
     nn.ReLU: lambda call, layer, x: torch.relu(x),
-    nn.Identity: lambda call, layer, x: x,
+    **dict.fromkeys((nn.Identity, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU), elementwise),
 }
 RECTIFYING = (nn.Conv2d, nn.Linear, nn.MaxPool2d, nn.GroupNorm)
 FUNCTIONS: dict[Any, Callable[..., Tensor]] = {

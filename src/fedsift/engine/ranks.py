@@ -7,7 +7,6 @@ on in the cohort's, which makes the result that of the reference engine, bit for
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -15,50 +14,26 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import count
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
 from fedsift.algorithms.method import Algorithm
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.limits import Limits
-from fedsift.engine.local import chunks_of, score_chunk, total_score, train_client
+from fedsift.engine.local import Trainer, chunks_of, total_score
+from fedsift.engine.message import Message, WorkerDied, checked
 from fedsift.engine.reference import Reference
 from fedsift.engine.task import ClientResult, Diverged, Job, Task
 from fedsift.vector import Moments
 
 WORTHWHILE = 0.25
 """Seconds of work in a round from which on other processes are worth their start."""
-
-
-class WorkerDied(RuntimeError):
-    """A process of the engine ended on its own."""
-
-
-@dataclass(frozen=True)
-class Message:
-    """What goes through a pipe: a few words, some tensors, and a frame."""
-
-    words: Mapping[str, Any]
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    frame: bytes = b""
-
-    def send(self, pipe: Connection) -> None:
-        """Write the message."""
-        pipe.send_bytes(json.dumps(self.words).encode())
-        pipe.send_bytes(save({name: x.contiguous() for name, x in self.tensors.items()}))
-        pipe.send_bytes(self.frame)
-
-    @classmethod
-    def receive(cls, pipe: Connection) -> Message:
-        """Wait for the next message."""
-        return cls(json.loads(pipe.recv_bytes()), load(pipe.recv_bytes()), pipe.recv_bytes())
 
 
 class Ranks:
@@ -83,7 +58,7 @@ class Ranks:
         if not waiting:
             return
         self._tell_all(Message({"do": "begin", "round": job.round}, job.state._asdict()))
-        requests = [Message({"do": "train", "client": n}, job.memory[n]) for n in waiting]
+        requests = (Message({"do": "train", "client": n}, job.memory[n]) for n in waiting)
         for client, reply in zip(waiting, self._in_order(requests), strict=True):
             update = decode(reply.frame, self.task.layout, Limits(max_abs=float("inf")))
             yield ClientResult(
@@ -95,7 +70,7 @@ class Ranks:
         if not self.pipes:
             return self.here.evaluate(w)
         self._tell_all(Message({"do": "weights"}, {"w": w}))
-        requests = [Message({"do": "score", "chunk": chunk}) for chunk in chunks_of(self.task)]
+        requests = (Message({"do": "score", "chunk": chunk}) for chunk in chunks_of(self.task))
         replies = [reply.words for reply in self._in_order(requests)]
         return total_score(self.task, [(words["right"], words["loss"]) for words in replies])
 
@@ -123,16 +98,17 @@ class Ranks:
         for pipe in self.pipes:
             message.send(pipe)
 
-    def _in_order(self, requests: Sequence[Message]) -> Iterator[Message]:
+    def _in_order(self, requests: Iterator[Message]) -> Iterator[Message]:
         """Replies in the requests' order; each process gets a new request when it is free."""
-        queue = deque(enumerate(requests))
+        queue = enumerate(requests)
         busy: dict[Connection, int] = {}
         done: dict[int, Message] = {}
 
         def give(pipe: Connection) -> None:
-            if queue:
-                busy[pipe], request = queue.popleft()
+            for number, request in queue:
+                busy[pipe] = number
                 request.send(pipe)
+                break
 
         def take() -> None:
             for pipe in connection.wait(list(busy)):
@@ -143,12 +119,14 @@ class Ranks:
         for pipe in self.pipes:
             give(pipe)
         try:
-            for number in range(len(requests)):
-                while number not in done:
+            for number in count():
+                while number not in done and busy:
                     take()
-                yield _checked(done.pop(number))
+                if number not in done:
+                    return
+                yield checked(done.pop(number))
         finally:
-            queue.clear()
+            queue = enumerate(())
             while busy:
                 take()
 
@@ -158,15 +136,6 @@ def _receive(pipe: Connection) -> Message:
         return Message.receive(pipe)
     except (EOFError, ConnectionError):
         raise WorkerDied("a process of the CPU engine died: was it out of memory?") from None
-
-
-def _checked(reply: Message) -> Message:
-    match reply.words:
-        case {"diverged": reason}:
-            raise Diverged(reason)
-        case {"failed": trace}:
-            raise RuntimeError(f"a process of the CPU engine failed:\n{trace}")
-    return reply
 
 
 def serve(pipe: Connection, others: list[Connection], task: Task, algorithm: Algorithm) -> None:
@@ -201,6 +170,7 @@ class Worker:
 
     def __init__(self, task: Task, algorithm: Algorithm) -> None:
         self.task, self.algorithm = task, algorithm
+        self.trainer = Trainer(task)
         self.round, self.tensors = 0, Message({}).tensors
 
     def answer(self, message: Message) -> Message | None:
@@ -224,7 +194,7 @@ class Worker:
             case {"do": "train", "client": client}:
                 return self._train(client, message.tensors)
             case {"do": "score", "chunk": chunk}:
-                right, loss = score_chunk(self.task, self.tensors["w"], chunk)
+                right, loss = self.trainer.score(self.tensors["w"], chunk)
                 return Message({"right": right, "loss": loss})
         raise ValueError(f"unknown request {message.words}")
 
@@ -232,16 +202,20 @@ class Worker:
         state = Moments(**self.tensors)
         phase = self.algorithm.phase(self.round)
         job = Job(self.round, phase, state, (client,), {client: memory})
-        result = train_client(self.task, job, client)
+        result = self.trainer.train(job, client)
         spec = Spec(self.task.layout, self.algorithm.name, self.round, client)
         return Message({"loss": result.loss}, result.memory, encode(result.update, spec))
 
 
 def cores() -> int:
-    """Cores that this process may use; 1 where processes cannot be forked safely."""
+    """Cores that this process may use; 1 where processes cannot be forked safely.
+
+    Processes that torchrun started on one machine share its cores.
+    """
     if sys.platform != "linux":
         return 1
-    return len(os.sched_getaffinity(0))
+    beside = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(1, len(os.sched_getaffinity(0)) // beside)
 
 
 def close_all(pipes: list[Connection]) -> None:

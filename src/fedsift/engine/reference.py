@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from fedsift.engine.local import chunks_of, one_thread, score_chunk, total_score, train_client
+from fedsift.engine.local import Trainer, chunks_of, one_thread, total_score
 from fedsift.engine.task import ClientResult, Job, Task
 
 
@@ -17,17 +17,17 @@ class Reference:
     """Runs the cohort in a plain loop on the CPU, or wherever the task's tensors are."""
 
     def __init__(self, task: Task) -> None:
-        self.task = task
+        self.task, self.trainer = task, Trainer(task)
 
     def train(self, job: Job) -> Iterator[ClientResult]:
         """Every cohort member's result, one after another."""
         for client in job.cohort:
             with one_thread():
-                result = train_client(self.task, job, client)
+                result = self.trainer.train(job, client)
             yield result
 
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
         """Accuracy (for class labels) and mean loss on the test set, in chunks."""
         with one_thread():
-            scores = [score_chunk(self.task, w, chunk) for chunk in chunks_of(self.task)]
+            scores = [self.trainer.score(w, chunk) for chunk in chunks_of(self.task)]
         return total_score(self.task, scores)

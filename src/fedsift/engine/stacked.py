@@ -7,24 +7,28 @@ how it is tested where there is no GPU.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, Step
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
-from fedsift.engine.local import chunks_of, score_chunk, total_score
+from fedsift.engine.local import parameters_of
 from fedsift.engine.steps import StackedStep, Work
 from fedsift.engine.task import Diverged, Job, Results, Task, distinct
 from fedsift.seeding import torch_seed
 from fedsift.vector import Moments
 
 PRECISIONS = ("fp32", "tf32", "bf16")
+TESTED = 2000
+"""Test samples at a time."""
 MOST_CLIENTS = 1000
 """Clients in one stack; a larger one would be no faster."""
 
@@ -65,10 +69,8 @@ class Stacked:
         start = job.phase.begin(stack_state(job.state, len(clients)), memory)
         end, losses = self._local_steps(job, clients, start)
         sound = torch.stack([torch.isfinite(x).all(-1) for x in end]).all(0)
-        told = torch.stack([losses, sound.to(losses.dtype)]).tolist()  # the one look from the host
-        for client, is_sound in zip(clients, told[1], strict=True):
-            if not is_sound:
-                raise Diverged(f"client {client}'s training left the finite numbers")
+        if not self.data.is_cuda:
+            refuse_unsound(clients, sound)
         context = Context(self.task.layout, job.round, self.task.seed, clients)
         weights = tuple(float(self.task.weight(n)) for n in clients)
         try:
@@ -78,7 +80,9 @@ class Stacked:
         update = Update(parts, weights)
         name = self.algorithm.name
         sizes = encoded_sizes(update, [Spec(self.task.layout, name, job.round, n) for n in clients])
-        return Results(clients, update, kept, tuple(told[0]), tuple(sizes))
+        if self.data.is_cuda:  # the host had to wait for the sizes; only now is a look for free
+            refuse_unsound(clients, sound)
+        return Results(clients, update, kept, tuple(losses.tolist()), tuple(sizes))
 
     def _local_steps(
         self, job: Job, clients: tuple[int, ...], start: Moments
@@ -94,11 +98,11 @@ class Stacked:
             step.begin(start)
             for each in rows:
                 step.take(each)
-            if len(job.cohort) == len(self.task.clients):  # who trains in the next round is known
-                self.ahead[job.round + 1, clients, steps] = self._rows(
-                    job.round + 1, clients, steps
-                )
-            return step.end(), step.loss / steps
+            end, loss = step.end(), step.loss / steps
+        if len(job.cohort) == len(self.task.clients):  # who trains in the next round is known
+            following = job.round + 1, clients, steps
+            self.ahead[following] = self._rows(*following)
+        return end, loss
 
     def _rows(self, round: int, clients: tuple[int, ...], steps: int) -> Tensor:
         """Rows of the joined data set ``(steps, clients, batch)``: those the reference draws."""
@@ -148,11 +152,27 @@ class Stacked:
             )
         return stack
 
+    @torch.no_grad()
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
-        """Accuracy (for class labels) and mean loss on the test set."""
+        """Accuracy (for class labels) and mean loss on the test set; the host looks once."""
+        if self.task.test is None:
+            return None, None
         with self._arithmetic():
-            scores = [score_chunk(self.task, w, chunk) for chunk in chunks_of(self.task)]
-        return total_score(self.task, scores)
+            pieces = zip(*(torch.split(x, TESTED) for x in self.task.test), strict=True)
+            scores = [self._score(w, data, labels) for data, labels in pieces]
+        right, loss = torch.stack(scores).sum(0).tolist()
+        data, labels = self.task.test
+        return None if math.isnan(right) else right / labels.numel(), loss / len(data)
+
+    def _score(self, w: Tensor, data: Tensor, labels: Tensor) -> Tensor:
+        """How many labels are found, NaN where they are not classes, and the sum of losses."""
+        self.task.model.eval()
+        output = functional_call(self.task.model, parameters_of(self.task, w), (data,))
+        loss = self.task.loss(output, labels).double() * len(data)
+        found = output.argmax(-1)
+        is_classes = not labels.is_floating_point() and found.shape == labels.shape
+        right = (found == labels).sum().double() if is_classes else torch.full_like(loss, torch.nan)
+        return torch.stack([right, loss])
 
 
 class Staging:
@@ -169,6 +189,13 @@ class Staging:
         there = self.pages.to(device, non_blocking=True)
         self.read.record()
         return there
+
+
+def refuse_unsound(clients: Sequence[int], sound: Tensor) -> None:
+    """Stop if the training of a client left the finite numbers."""
+    for client, is_sound in zip(clients, sound.tolist(), strict=True):
+        if not is_sound:
+            raise Diverged(f"client {client}'s training left the finite numbers")
 
 
 def stack_state(state: Moments, clients: int) -> Moments:

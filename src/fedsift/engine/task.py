@@ -181,3 +181,19 @@ def finite(*tensors: Tensor) -> bool:
     False
     """
     return bool(torch.stack([torch.isfinite(x).all() for x in tensors]).all())
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a model that cannot be trained by averaging.
+
+    >>> check_model(nn.Sequential(nn.BatchNorm1d(2)))
+    Traceback (most recent call last):
+    ...
+    ValueError: layer '0' keeps running statistics, which do not average over clients: ...
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+            raise ValueError(
+                f"layer {name!r} keeps running statistics, which do not average over clients: "
+                "use GroupNorm, or track_running_stats=False"
+            )

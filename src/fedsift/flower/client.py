@@ -27,7 +27,7 @@ from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits
 from fedsift.engine.local import LocalSteps, local_steps, one_thread, train_client
-from fedsift.engine.task import Data, Elsewhere, Job, Loss, Task
+from fedsift.engine.task import Data, Elsewhere, Job, Loss, Task, check_model
 from fedsift.federation import apply_broadcast, run_id, state_of
 from fedsift.flower.protocol import Answer, Order
 from fedsift.flower.store import NO_RECEIPT, Kept, Store
@@ -91,18 +91,22 @@ class Work:
     def answer(self, message: Message, context: Context) -> Answer:
         """The client's answer, also where its training fails."""
         order = Order.read(message.content)
-        client = int(context.node_config["partition-id"])
+        client, clients = place_of(context)
+        config = message.content.config_records["config"]
         try:
             with one_thread(), deadline(order.seconds):
-                return self.obey(order, client, message, context)
+                algorithm = self.make_algorithm(context.run_config)
+                return self.obey(order, algorithm, client, clients, self.steps(algorithm, config))
         except Exception as problem:
             log(ERROR, "client %s failed in round %s", client, order.round, exc_info=problem)
             return Answer(client, "failed", reason=f"{type(problem).__name__}: {problem}")
 
-    def obey(self, order: Order, client: int, message: Message, context: Context) -> Answer:
+    def obey(
+        self, order: Order, algorithm: Algorithm, client: int, clients: int, steps: LocalSteps
+    ) -> Answer:
         """Catch up, train, keep, send."""
-        algorithm = self.make_algorithm(context.run_config)
         model = self.make_model()
+        check_model(model)
         layout = Layout.of(model)
         check_run(order, algorithm, layout)
         store = Store(self.folder() / order.run.hex() / f"client-{client}")
@@ -114,20 +118,11 @@ class Work:
         if client not in order.cohort:
             store.save(layout, kept)
             return Answer(client, "absent")
-        receipt = dict(zip(order.cohort, order.receipts, strict=False)).get(client, NO_RECEIPT)
-        memory = memory_after(receipt, algorithm, kept)
-        data = self.load_data(client, int(context.node_config["num-partitions"]))
-        batch_size = order.batch_size or None
-        here = Elsewhere(client + 1, {client: data})
-        task = Task(model, self.loss, here, None, batch_size, order.seed, layout)
-        job = Job(order.round, algorithm.phase(order.round), state, (client,), {client: memory})
-        steps = self.steps(algorithm, message.content.config_records["config"])
-        result = train_client(task, job, client, steps)
-        spec = Spec(layout, algorithm.name, order.round, client, order.run, order.state)
-        frame = encode(result.update, spec)
-        memories = {receipt: memory, frame[-len(NO_RECEIPT) :]: result.memory}
-        store.save(layout, Kept(state, memories))
-        return Answer(client, "update", result.loss, len(data[0]), frame=frame)
+        here = Elsewhere(clients, {client: self.load_data(client, clients)})
+        task = Task(model, self.loss, here, None, order.batch_size or None, order.seed, layout)
+        loss, frame, kept = trained(order, algorithm, task, client, kept, steps)
+        store.save(layout, kept)
+        return Answer(client, "update", loss, len(here[client][0]), frame=frame)
 
     def make_algorithm(self, config: RunConfig) -> Algorithm:
         """The algorithm, made from the run config where it is a function of it."""
@@ -150,6 +145,34 @@ class Work:
         return partial(own_steps, self.train, settings, config)
 
 
+def place_of(context: Context) -> tuple[int, int]:
+    """Which client a node is, and of how many."""
+    try:
+        places = (context.node_config[key] for key in ("partition-id", "num-partitions"))
+        client, clients = map(int, places)
+    except KeyError:
+        raise ValueError(
+            "start this SuperNode with --node-config 'partition-id=N num-partitions=M'"
+        ) from None
+    return client, clients
+
+
+def trained(
+    order: Order, algorithm: Algorithm, task: Task, client: int, kept: Kept, steps: LocalSteps
+) -> tuple[float, bytes, Kept]:
+    """A round's training: the loss, the frame to send, and what to keep from now on."""
+    assert kept.state is not None
+    receipt = dict(zip(order.cohort, order.receipts, strict=False)).get(client, NO_RECEIPT)
+    memory = memory_after(receipt, algorithm, kept)
+    phase = algorithm.phase(order.round)
+    job = Job(order.round, phase, kept.state, (client,), {client: memory})
+    result = train_client(task, job, client, steps)
+    spec = Spec(task.layout, algorithm.name, order.round, client, order.run, order.state)
+    frame = encode(result.update, spec)
+    memories = {receipt: memory, frame[-len(NO_RECEIPT) :]: result.memory}
+    return result.loss, frame, replace(kept, memories=memories)
+
+
 ADAM = ("lr", "beta1", "beta2", "eps")
 
 
@@ -170,8 +193,8 @@ def own_steps(
     optimizer = Adam((p for p in task.model.parameters() if p.requires_grad), **settings)
     optimizer.load_moments(x.m[0], x.v[0])
     loss = train(task.model, optimizer, task.clients[client], config)
-    m, v = optimizer.moments()
-    return Moments(task.layout.read(task.model)[None], m[None], v[None]), float(loss)
+    end = Moments(task.layout.read(task.model), *optimizer.moments())
+    return Moments(*(t[None].to(x.w) for t in end)), float(loss)
 
 
 def check_run(order: Order, algorithm: Algorithm, layout: Layout) -> None:

@@ -18,6 +18,9 @@ from fedsift.flower.protocol import Kind, Order
 from fedsift.flower.store import NO_RECEIPT
 from fedsift.vector import raw_bytes
 
+GRACE_SECONDS = 30.0
+"""How much longer than a round its orders live: else Flower answers for a client that is late."""
+
 
 @dataclass
 class Outbox:
@@ -106,7 +109,7 @@ class Orders:
         records = self.order(about, kind, frame).records(self.config)
         return Message(
             content=records, dst_node_id=node, message_type=MessageType.TRAIN,
-            ttl=self.seconds, group_id=str(self.round),
+            ttl=self.seconds + GRACE_SECONDS, group_id=str(self.round),
         )  # fmt: skip
 
     def news(self, about: Node) -> tuple[Kind, bytes]:

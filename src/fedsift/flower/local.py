@@ -17,6 +17,7 @@ from types import TracebackType
 
 import tomli_w
 
+from fedsift.engine.message import WorkerDied
 from fedsift.flower.keys import LOOPBACK, make_certificates, make_node_key
 
 READY_SECONDS = 60
@@ -31,7 +32,7 @@ OFFLINE = {
 """No telemetry and no installation; one thread a client, as several share the machine."""
 
 
-class ProcessFailed(RuntimeError):
+class ProcessFailed(WorkerDied):
     """A process of the federation ended, or did not begin, as it should."""
 
 
@@ -47,6 +48,8 @@ class LocalFederation:
     def __enter__(self) -> LocalFederation:
         self.folder = self.folder.absolute()
         self.home.mkdir(parents=True, exist_ok=True)
+        for old in self.folder.glob("state.db*"):
+            old.unlink()  # it knows keys and runs of another time
         make_certificates(self.folder)
         self.port = self.port or free_port()
         about = {
@@ -101,11 +104,13 @@ class LocalFederation:
             list(pool.map(register, keys))
         return keys
 
-    def start_node(self, name: str, key: Path, partition: int, partitions: int) -> None:
-        """Start a SuperNode."""
+    def start_node(
+        self, name: str, key: Path, partition: int, partitions: int, port: int | None = None
+    ) -> None:
+        """Start a SuperNode; it finds the SuperLink at that port of this machine."""
         self.start(
             name,
-            ["flower-supernode", "--superlink", f"{LOOPBACK}:{self.port}",
+            ["flower-supernode", "--superlink", f"{LOOPBACK}:{port or self.port}",
              "--root-certificates", str(self.folder / "ca.crt"),
              "--auth-supernode-private-key", str(key),
              "--host", LOOPBACK, "--port", str(free_port()),
@@ -128,7 +133,7 @@ class LocalFederation:
         return done.stdout
 
     def start(self, name: str, words: list[str]) -> None:
-        """Start a process in a group of its own, so that all it starts can be ended with it."""
+        """Start a process in a session of its own, where our Ctrl-C does not reach it."""
         with self.log(name).open("ab") as out:
             self.processes[name] = subprocess.Popen(
                 [command(words[0]), *words[1:]], env=self.environment(), cwd=self.folder,
@@ -158,23 +163,49 @@ class LocalFederation:
                 raise ProcessFailed(f"nothing happened for {seconds:g} s: see {self.folder}")
             time.sleep(0.1)
 
-    def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """End a process and all that it has started."""
-        process = self.processes.pop(name)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
-        try:
-            process.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it has started and left behind
+    def kill(self, *names: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """End processes and all that they have started."""
+        ending = [self.processes.pop(name) for name in names]
+        # Found before their parents are gone: Flower gives some of them a session of their own.
+        started = descendants({process.pid for process in ending})
+        for process in ending:
+            process.send_signal(how)
+        for process in ending:
+            try:
+                process.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for pid in started:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
-    def close(self) -> None:
+    def close(self, how: signal.Signals = signal.SIGTERM) -> None:
         """End every process, the SuperLink last."""
-        for name in reversed(list(self.processes)):
-            self.kill(name, signal.SIGTERM)
+        self.kill(*(name for name in self.processes if name != "superlink"), how=how)
+        self.kill(*self.processes, how=how)
+
+
+def descendants(pids: set[int]) -> set[int]:
+    """The processes that these have started, and those that they have started, and so on."""
+    parents = parents_by_pid()
+    found: set[int] = set()
+    while more := {pid for pid, parent in parents.items() if parent in pids | found} - found:
+        found |= more
+    return found
+
+
+def parents_by_pid() -> dict[int, int]:
+    """Every process's parent; from /proc where there is one, as small machines have no ``ps``."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            found[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    if not found:
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
+        pairs = (line.split() for line in listed.stdout.splitlines())
+        found = {int(pid): int(parent) for pid, parent in pairs}
+    return found
 
 
 def command(name: str) -> str:

@@ -13,7 +13,7 @@ from logging import INFO, WARNING
 from pathlib import Path
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
@@ -23,7 +23,8 @@ from fedsift.algorithms.method import Algorithm
 from fedsift.codec.frame import CHECKSUM_BYTES
 from fedsift.disk import replace_file
 from fedsift.engine.task import Elsewhere, Job, Missing, Received, Task
-from fedsift.federation import TooFewClients
+from fedsift.federation import TooFewClients, cohort_size
+from fedsift.flower.arrays import flat, named
 from fedsift.flower.deployment import Deployment, Node, Orders
 from fedsift.flower.protocol import Answer, Malformed
 from fedsift.report.html import report_on
@@ -32,7 +33,6 @@ from fedsift.runs.folder import Checkpoint, RunFolder
 from fedsift.runs.run import summarise
 from fedsift.runs.uploads import Uploads
 from fedsift.simulation import play
-from fedsift.vector import Layout
 
 POLL_SECONDS = 0.5
 """Between two looks into the SuperLink."""
@@ -83,8 +83,12 @@ class FedSift(Strategy):
         dataset: str = "your own",
         model: str = "your own",
     ) -> None:
-        if not 0 <= min_clients <= clients:
-            raise ValueError(f"min_clients must be from 0 to {clients}, got {min_clients}")
+        if clients < 1:
+            raise ValueError(f"clients must be at least 1, got {clients}")
+        if not 0 < participation <= 1:
+            raise ValueError(f"participation must be in (0, 1], got {participation}")
+        if not 0 <= min_clients <= cohort_size(participation, clients):
+            raise ValueError(f"min_clients must be from 0 to the cohort's size, got {min_clients}")
         if enough is not None and not max(1, min_clients) <= enough <= clients:
             raise ValueError(f"enough must be from min_clients to {clients}, got {enough}")
         self.algorithm, self.clients = algorithm, clients
@@ -114,6 +118,8 @@ class FedSift(Strategy):
         A round ends after ``timeout`` seconds at the latest, with the replies that are in.
         ``evaluate_fn`` may return ``accuracy`` and ``loss``: they go into the run's metrics.
         """
+        if num_rounds < 1:
+            raise ValueError(f"num_rounds must be at least 1, got {num_rounds}")
         if evaluate_config is not None:
             raise ValueError("FedSift's clients do not evaluate: leave out evaluate_config")
         self.grid, self.timeout, self.evaluate_fn = grid, timeout, evaluate_fn
@@ -201,8 +207,9 @@ class FedSift(Strategy):
         until = time.monotonic() + self.timeout
         self.asked: dict[str, int] = {}
         waiting, updates = self.push(messages), 0
-        while waiting and time.monotonic() < until:
-            for reply in self.grid.pull_messages(list(waiting)):
+        while waiting:
+            is_last = time.monotonic() > until
+            for reply in self.grid.pull_messages([id for id in self.asked if id in waiting]):
                 waiting.discard(reply.metadata.reply_to_message_id)
                 node, answer = self.read(reply)
                 if answer and answer.outcome == "behind":
@@ -213,8 +220,9 @@ class FedSift(Strategy):
                 if updates == self.enough:
                     waiting, self.unheard = set(), "the round had enough replies"
                     break
-            if waiting:
-                time.sleep(POLL_SECONDS)
+            if is_last:
+                return
+            time.sleep(POLL_SECONDS if waiting else 0)
 
     def push(self, messages: Iterable[Message]) -> set[str]:
         """Send messages, and note which node was asked by which."""
@@ -261,8 +269,10 @@ class FedSift(Strategy):
         self.folder.append(record, self.uploads.sum_up(server_round))
         self.folder.save(Checkpoint(self.snapshot, self.seconds), self.federation)
         self.history.append(record)
+        told = "" if record["accuracy"] is None else f", accuracy {record['accuracy']:.2%}"
+        log(INFO, "\t└──> %s updates merged%s", record["clients"], told)
         for who, problem in record["problems"].items():
-            log(WARNING, "round %s, client %s: %s", server_round, who, problem)
+            log(WARNING, "\t\tclient %s: %s", who, problem)
         metrics = MetricRecord()
         metrics.update({k: v for k, v in record.items() if isinstance(v, int | float)})
         return self.result.arrays, metrics
@@ -343,25 +353,6 @@ def open_folder(path: Path, config: RunConfig) -> RunFolder:
             replace_file(folder.config_file, config.toml().encode())
         return folder
     return RunFolder.create(path, config)
-
-
-def flat(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
-    """The layout of a model's arrays, and the arrays as one vector."""
-    tensors = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
-    dtypes = {x.dtype for x in tensors.values()}
-    if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
-        raise ValueError(
-            f"initial_arrays must be parameters of one floating-point type, got {dtypes}: give "
-            "ArrayRecord({name: Array(p) for name, p in model.named_parameters()})"
-        )
-    shapes = tuple(tuple(x.shape) for x in tensors.values())
-    layout = Layout(tuple(tensors), shapes, dtypes.pop())
-    return layout, layout.flatten(tensors)
-
-
-def named(layout: Layout, w: Tensor) -> ArrayRecord:
-    """A vector as a model's arrays, as ``flat`` found them."""
-    return ArrayRecord({name: Array(x) for name, x in layout.unflatten(w).items()})
 
 
 def number(value: object) -> float | None:

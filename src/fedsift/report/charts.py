@@ -20,10 +20,11 @@ HEIGHT = 340
 
 @dataclass(frozen=True)
 class View:
-    """One of a block's views: its name, and a chart for each of the block's places."""
+    """One of a block's views: its name, its charts, and what colours mean in all of them."""
 
     name: str
     charts: Sequence[Chart]
+    legend: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)

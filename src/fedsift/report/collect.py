@@ -115,14 +115,12 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
-def find_target(paths: Sequence[Path]) -> float | None:
-    """The target of the first comparison among the folders."""
-    for path in paths:
-        for parent in (path, path.parent):
-            file = parent / "compare.csv"
-            if file.exists():
-                with file.open(newline="", encoding="utf-8") as lines:
-                    return next((float(row["target"]) for row in csv.DictReader(lines)), None)
+def find_target(runs: Sequence[Path]) -> float | None:
+    """The target of the first comparison that one of the runs belongs to."""
+    for file in dict.fromkeys(run.parent / "compare.csv" for run in runs):
+        if file.exists():
+            with file.open(newline="", encoding="utf-8") as lines:
+                return next((float(row["target"]) for row in csv.DictReader(lines)), None)
     return None
 
 
@@ -285,14 +283,14 @@ def best_first(task: Task, target: float | None) -> Task:
 
 def mibit(record: Record) -> float:
     """What a client had sent by the paper's formula, in Mibit."""
-    return float(record["uplink_bits_paper"] or 0) / MIBIT
+    return float(record.get("uplink_bits_paper") or 0) / MIBIT
 
 
 def megabytes(record: Record) -> float:
     """What a client had sent, in MB."""
-    return float(record["uplink_bytes"] or 0) / 1e6
+    return float(record.get("uplink_bytes") or 0) / 1e6
 
 
 def both_ways(record: Record) -> float:
     """What a client had sent and received, in MB."""
-    return megabytes(record) + float(record["downlink_bytes"] or 0) / 1e6
+    return megabytes(record) + float(record.get("downlink_bytes") or 0) / 1e6

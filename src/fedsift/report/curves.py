@@ -17,7 +17,7 @@ def accuracy_by_traffic(task: Task) -> Block:
         "Mibit": ("uplink a client by the paper's formula, Mibit", mibit),
         "MB up": ("uplink a client, MB", megabytes),
         "MB up + down": ("uplink and downlink a client, MB", both_ways),
-        "time": ("time, s", lambda r: float(r["seconds"] or 0)),
+        "time": ("time, s", lambda r: float(r.get("seconds") or 0)),
     }
     groups = [g for g in task.groups if any(x is not None for x in g.means(accuracy))]
     views = [

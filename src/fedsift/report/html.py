@@ -32,11 +32,12 @@ HERE = Path(__file__).parent
 
 def report_on(paths: Sequence[Path], out: Path) -> list[Shown]:
     """Write the report of every run in or below the given folders, and give those runs."""
-    runs = [read_run(path) for path in find_runs(paths)]
+    found = find_runs(paths)
+    runs = [read_run(path) for path in found]
     methods = list(dict.fromkeys(run.algorithm for run in runs))
     sets = list(dict.fromkeys(str(run.setting("dataset")) for run in runs))
     named = ", ".join(methods) if len(methods) <= 3 else f"{len(methods)} methods"
-    write_report(runs, out, f"{named} on {', '.join(sets)}", find_target(paths))
+    write_report(runs, out, f"{named} on {', '.join(sets)}", find_target(found))
     return runs
 
 
@@ -154,7 +155,7 @@ def curves_of(task: Task) -> list[dict[str, Any]]:
             "name": group.name,
             "runs": [
                 {
-                    "accuracy": [r["accuracy"] for r in run.history],
+                    "accuracy": [r.get("accuracy") for r in run.history],
                     "mibit": [mibit(r) for r in run.history],
                     "megabytes": [megabytes(r) for r in run.history],
                 }

@@ -37,7 +37,7 @@ function axis(own) {
 }
 
 function layoutOf(chart, place, taskId) {
-  const { xaxis, yaxis, yaxis2, legend, target, annotations = [], shapes = [], height = 340, ...rest } = chart.layout;
+  const { xaxis, yaxis, yaxis2, target, annotations = [], shapes = [], height = 340, ...rest } = chart.layout;
   const narrow = place.clientWidth < 520;
   const kept = annotations.filter((note) => !(note.name === "end" && narrow) && !hidden.has(note.legendgroup));
   const longest = Math.max(0, ...kept.filter((note) => note.name === "end").map((note) => note.text.length));
@@ -46,21 +46,17 @@ function layoutOf(chart, place, taskId) {
     const y = targets[taskId];
     lines.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: "--muted", width: 1, dash: "dot" } });
     kept.push({
-      xref: "paper", x: 0, y, text: `target ${percent(y)}`, showarrow: false, xanchor: "left", yanchor: "bottom",
+      xref: "paper", x: 1, y, text: `target ${percent(y)}`, showarrow: false, xanchor: "right", yanchor: "top",
       font: { color: "--muted", size: 11 },
     });
   }
   return {
-    ...rest, height: height * (root.classList.contains("on-paper") ? 0.76 : 1), width: place.clientWidth,
+    ...rest, height: root.classList.contains("on-paper") && !longest ? 0.8 * height : height, width: place.clientWidth,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("--ink") },
-    margin: { l: 40, r: longest ? 18 + 6.4 * longest : 14, t: legend ? 34 : 10, b: 46 },
+    margin: { l: 40, r: longest ? 18 + 6.4 * longest : 14, t: 10, b: 44 },
     hovermode: "closest", hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--ink") } },
-    showlegend: Boolean(legend),
-    legend: {
-      orientation: "h", x: 0, xref: "container", y: 1, yref: "container", yanchor: "top", traceorder: "normal",
-      font: { size: 11, color: colour("--soft") }, bgcolor: "rgba(0,0,0,0)",
-    },
+    showlegend: false,
     annotations: painted(kept.map(({ legendgroup, ...note }) => note)), shapes: painted(lines),
     xaxis: axis(xaxis), yaxis: axis(yaxis), ...(yaxis2 ? { yaxis2: axis(yaxis2) } : {}),
   };
@@ -77,6 +73,12 @@ function draw(figure) {
     place.setAttribute("role", "img");
     place.setAttribute("aria-label", figure.querySelector("h2").textContent);
   }
+  figure.querySelector(".legend").replaceChildren(...view.legend.map(([text, name]) => {
+    const key = document.createElement("span");
+    key.textContent = text;
+    key.style.setProperty("--own", `var(${name})`);
+    return key;
+  }));
   view.charts.forEach((chart, n) => {
     const place = holder.children[n];
     const traces = chart.data.filter((trace) => !hidden.has(trace.legendgroup));

@@ -37,10 +37,11 @@ def bytes_by_part(task: Task) -> Block:
         x = {"title": unit, "range": [0, 100 if share else most]}
         found.append(
             chart(traces, x, {"showgrid": False, "ticks": "outside", "ticklen": 4}, barmode="stack",
-                  annotations=totals, legend=True, height=150 + 34 * len(names))
+                  annotations=totals, height=70 + 34 * len(names))
         )  # fmt: skip
     note = "A client's mean upload over all rounds. The shared mask is paid for once."
-    return Block("Where the bytes go", note, [View("", found)] if sizes else [], wide=True)
+    sent = [pair for part, pair in PARTS.items() if any(s.get(part) for s in sizes.values())]
+    return Block("Where the bytes go", note, [View("", found, sent)] if sizes else [], wide=True)
 
 
 def mean_upload(runs: Sequence[Shown]) -> dict[str, float]:
@@ -132,7 +133,7 @@ def level(y: float, text: str) -> tuple[Chart, Chart]:
         "y": y,
         "text": text,
         "xanchor": "right",
-        "yanchor": "bottom",
+        "yanchor": "top",
         "showarrow": False,
         "font": {"color": "--muted", "size": 11},
     }
@@ -187,8 +188,10 @@ def magnitudes(task: Task) -> Block:
     for group in task.groups:
         lines = [line for line in group.first.uploads if any(line.get("magnitudes", {}).values())]
         if lines:
-            views.append(View(group.name, [density(lines, role) for role in ("w", "m", "v")]))
-    views = [View(v.name, [c for c in v.charts if c["data"]]) for v in views]
+            charts = [density(lines, role) for role in ("w", "m", "v")]
+            shades = {f"round {n}": shade_of(n, lines) for n in (line["round"] for line in lines)}
+            drawn = [chart for chart in charts if chart["data"]]
+            views.append(View(group.name, drawn, list(shades.items())))
     note = (
         "The values that clients sent, all of a round together, in rounds 1, 2, 5, 10 and so on. "
         "A curve's area is the share of values that are not zero."
@@ -201,7 +204,7 @@ def density(lines: Sequence[Mapping[str, Any]], role: str) -> Chart:
     known = [(line["round"], line["magnitudes"].get(role)) for line in lines]
     known = [(n, found) for n, found in known if found and any(found["counts"])]
     traces = []
-    for number, (n, found) in enumerate(known):
+    for n, found in known:
         counts, step = [0, *found["counts"], 0], found["step"]
         whole = sum(counts) + found["outside"]
         traces.append(
@@ -211,22 +214,23 @@ def density(lines: Sequence[Mapping[str, Any]], role: str) -> Chart:
                 "x": [found["from"] + (place - 0.5) * step for place in range(len(counts))],
                 "y": [count / whole / step for count in counts],
                 "name": f"round {n}",
-                "line": {"color": f"--s{shade(number, len(known))}", "width": 2},
+                "line": {"color": shade_of(n, lines), "width": 2},
                 "hovertemplate": f"10^%{{x:.2f}}: %{{y:.2f}}<extra>round {n}</extra>",
             }
         )
     name = PARTS[role][0]
     y = {"title": "density, a decade", "rangemode": "tozero"}
-    return chart(traces, {"title": f"log₁₀ |{name}|"}, y, legend=True, height=300)
+    return chart(traces, {"title": f"log₁₀ |{name}|"}, y, height=300)
 
 
-def shade(number: int, count: int) -> int:
-    """One of the seven shades, the last for the last round.
+def shade_of(n: int, lines: Sequence[Mapping[str, Any]]) -> str:
+    """A round's colour: one of seven shades, the strongest for the last of the rounds.
 
-    >>> [shade(n, 3) for n in range(3)]
-    [0, 3, 6]
+    >>> [shade_of(n, [{"round": 1}, {"round": 2}, {"round": 5}]) for n in (1, 2, 5)]
+    ['--s0', '--s3', '--s6']
     """
-    return 6 if count == 1 else round(6 * number / (count - 1))
+    rounds = [line["round"] for line in lines]
+    return f"--s{round(6 * rounds.index(n) / (len(rounds) - 1)) if len(rounds) > 1 else 6}"
 
 
 def labels(task: Task) -> Block:

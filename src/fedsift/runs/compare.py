@@ -40,25 +40,29 @@ def configs_of(algorithms: Sequence[str], values: Mapping[str, Any]) -> list[Run
     names = [name.strip().replace("_", "-") for name in algorithms]
     known = {name: settings_of(name) for name in names}
     anywhere = {key for settings in known.values() for key in settings}
-    everywhere = set(RunConfig.__dataclass_fields__)
     for key in values:
-        if key not in anywhere | everywhere:
+        if key not in anywhere | set(RunConfig.__dataclass_fields__):
             raise ConfigError(
                 f"none of these algorithms has a setting {key.replace('_', '-')!r}; they have: "
                 f"{', '.join(sorted(k.replace('_', '-') for k in anywhere))}"
             )
-    return [
-        RunConfig.from_values(
-            {k: v for k, v in values.items() if k in everywhere or k in known[name]}
-            | {"algorithm": name}
-        )
-        for name in names
-    ]
+    return [config_of(name, values) for name in names]
+
+
+def config_of(algorithm: str, values: Mapping[str, Any]) -> RunConfig:
+    """A run's configuration, without the settings that the algorithm does not have.
+
+    >>> config_of("fedsgd", {"density": 0.1, "lr": 0.01, "clients": 5}).settings
+    {'lr': 0.01}
+    """
+    fitting = {*RunConfig.__dataclass_fields__, *settings_of(algorithm)}
+    own = {key: value for key, value in values.items() if key in fitting}
+    return RunConfig.from_values({**own, "algorithm": algorithm})
 
 
 def reached(history: Sequence[Record], target: float) -> Record | None:
     """The first round whose test accuracy reached the target."""
-    return next((r for r in history if (r["accuracy"] or 0) >= target), None)
+    return next((r for r in history if (r.get("accuracy") or 0) >= target), None)
 
 
 def row_of(algorithm: str, history: Sequence[Record], target: float) -> Row:

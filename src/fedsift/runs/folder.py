@@ -11,10 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedsift.disk import CorruptFile, load_tensors, replace_file, save_tensors, to_disk
 from fedsift.federation import Federation, Snapshot, Traffic
+from fedsift.memories import DIGEST_BYTES, Held, Memories, OnDisk, SlotFile
 from fedsift.runs.config import ConfigError, RunConfig
 from fedsift.simulation import Record
 from fedsift.vector import Moments
@@ -58,6 +60,11 @@ class RunFolder:
     def checkpoint_file(self) -> Path:
         """Everything needed to go on."""
         return self.path / "checkpoint.safetensors"
+
+    @property
+    def memory_file(self) -> Path:
+        """What clients keep between rounds, where that is much."""
+        return self.path / "memory.bin"
 
     @property
     def summary_file(self) -> Path:
@@ -167,6 +174,9 @@ class RunFolder:
 
     def save(self, checkpoint: Checkpoint, federation: Federation) -> None:
         """Write a checkpoint; until it is whole on the disk, the last one stays."""
+        memories = checkpoint.snapshot.client_memory
+        if isinstance(memories, OnDisk):
+            memories.file.to_disk()
         about = {
             "round": checkpoint.snapshot.round,
             "traffic": asdict(checkpoint.snapshot.traffic),
@@ -187,6 +197,10 @@ class RunFolder:
             about, tensors = load_tensors(self.checkpoint_file, device)
         except CorruptFile as problem:
             raise ConfigError(str(problem)) from None
+        try:
+            memories = self.load_memories(federation, tensors)
+        except (OSError, ValueError) as problem:
+            raise ConfigError(f"{self.memory_file} is corrupt: {problem}") from None
         if about.get("layout") != federation.task.layout.fingerprint():
             raise ConfigError(f"{self.checkpoint_file} is of another model than config.toml's")
         if about.get("config") != self.fingerprint():
@@ -194,7 +208,16 @@ class RunFolder:
                 f"{self.config_file} was changed since {self.checkpoint_file} was written: "
                 "only the number of rounds may change"
             )
-        return Checkpoint(snapshot_of(about, tensors), about["seconds"])
+        return Checkpoint(snapshot_of(about, tensors, memories), about["seconds"])
+
+    def load_memories(self, federation: Federation, tensors: Mapping[str, Tensor]) -> Memories:
+        """What the clients kept: in the checkpoint, or in a file that it refers to."""
+        if "client_slots" not in tensors:
+            return held(tensors)
+        file = SlotFile(federation.algorithm.client_memory, tensors["w"], self.memory_file)
+        numbers, clients = tensors["client_slots"].T.tolist()
+        digests = [bytes(row) for row in tensors["client_digests"].tolist()]
+        return OnDisk(file, dict(zip(clients, file.claim(numbers, digests), strict=True)))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
@@ -204,26 +227,39 @@ class RunFolder:
 def tensors_of(snapshot: Snapshot) -> dict[str, Tensor]:
     """A snapshot as named tensors."""
     server = {f"server/{name}": x for name, x in snapshot.server_memory.items()}
-    clients = {
-        f"client/{n}/{name}": x
-        for n, memory in snapshot.client_memory.items()
-        for name, x in memory.items()
+    return {**snapshot.state._asdict(), **server, **memory_tensors(snapshot.client_memory)}
+
+
+def memory_tensors(memories: Memories) -> dict[str, Tensor]:
+    """The clients' memories, or where they are."""
+    if not isinstance(memories, OnDisk):
+        return {f"client/{n}/{key}": x for n in memories for key, x in memories[n].items()}
+    pairs = [[slot.number, n] for n, slot in memories.slots.items()]
+    hashes = [list(slot.digest) for slot in memories.slots.values()]
+    return {
+        "client_slots": torch.tensor(pairs, dtype=torch.int64).view(-1, 2),
+        "client_digests": torch.tensor(hashes, dtype=torch.uint8).view(-1, DIGEST_BYTES),
     }
-    return {**snapshot.state._asdict(), **server, **clients}
 
 
-def snapshot_of(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Snapshot:
-    """A snapshot from its named tensors."""
-    server: dict[str, Tensor] = {}
+def held(tensors: Mapping[str, Tensor]) -> Held:
+    """The clients' memories that are in a checkpoint."""
     clients: dict[int, dict[str, Tensor]] = {}
     for key, x in tensors.items():
         match key.split("/"):
-            case ["server", name]:
-                server[name] = x
             case ["client", n, name]:
                 clients.setdefault(int(n), {})[name] = x
+    return Held(clients)
+
+
+def snapshot_of(
+    about: Mapping[str, Any], tensors: Mapping[str, Tensor], memories: Memories
+) -> Snapshot:
+    """A snapshot from its named tensors and the clients' memories."""
+    prefix = "server/"
+    server = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
     state = Moments(tensors["w"], tensors["m"], tensors["v"])
-    return Snapshot(about["round"], state, server, clients, Traffic(**about["traffic"]))
+    return Snapshot(about["round"], state, server, memories, Traffic(**about["traffic"]))
 
 
 def objects_in(path: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,27 +15,28 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import fedsift
-from fedsift.data import deal, load
+from fedsift.data import Dataset, deal, load, split
 from fedsift.engine.local import one_thread
+from fedsift.engine.torchrun import Follower, Torchrun, rank, ranks
 from fedsift.federation import Federation, Snapshot
 from fedsift.models import build
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import Checkpoint, RunFolder, column
 from fedsift.runs.tensorboard import require_tensorboard
 from fedsift.runs.uploads import Uploads, labels_of
-from fedsift.simulation import Record, play, prepare
+from fedsift.simulation import Record, first, play, prepare
 
 
-def federation_of(config: RunConfig) -> Federation:
-    """Load the data, deal it out, build the model: everything before round 1."""
+def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federation:
+    """Load the data, unless it is given; deal it out, build the model: all before round 1."""
     if config.tensorboard:
         require_tensorboard()
-    dataset = load(config.dataset)
+    dataset = dataset or load(config.dataset)
     x, y = dataset.train
     rows = deal(config.partition, y.numpy(), config.clients, config.seed, config.theta)
     with one_thread():  # thousands of tiny copies, which threads would only wait for each other in
-        clients = [(x[part], y[part]) for part in map(torch.from_numpy, rows)]
-    return prepare(
+        clients = split((x, y), rows)
+    federation = prepare(
         build(config.model, dataset.shape, config.seed),
         clients,
         dataset.test,
@@ -50,6 +51,17 @@ def federation_of(config: RunConfig) -> Federation:
         device=config.torch_device(),
         precision=config.precision,
     )
+    if ranks() > 1 and rank() == 0:
+        engine = Torchrun(federation.engine, federation.task)
+        return replace(federation, engine=engine)
+    return federation
+
+
+def follow(configs: Iterable[RunConfig]) -> None:
+    """What the ranks after the first do: train what rank 0 asks them to, run after run."""
+    for config in configs:
+        federation = federation_of(config)
+        Follower(federation.engine, federation.task, federation.algorithm).serve()
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,7 @@ def begin(folder: RunFolder, federation: Federation) -> Start:
     """Find where the run stopped, or its beginning, and drop what was recorded after that."""
     device = str(federation.task.clients[0][0].device)
     found = folder.load(federation, device)
-    checkpoint = found or Checkpoint(federation.first(), 0.0)
+    checkpoint = found or Checkpoint(first(federation, folder.memory_file), 0.0)
     return Start(checkpoint, found is not None, folder.rewind(checkpoint.snapshot.round))
 
 
@@ -86,6 +98,8 @@ def go(
             folder.append(record, uploads.sum_up(snapshot.round))
             keeper.offer(snapshot, float(record["seconds"] or 0))
             yield record
+        if isinstance(federation.engine, Torchrun):
+            federation.engine.end()
     finally:
         keeper.save()
 
@@ -97,6 +111,7 @@ class Keeper:
         self.folder, self.federation = folder, federation
         self.latest, self.is_on_disk = start.checkpoint, start.is_on_disk
         self.due = 0.0
+        self.saved = start.checkpoint  # keeps from being overwritten what it refers to on the disk
 
     def offer(self, snapshot: Snapshot, seconds: float) -> None:
         """Take a round's snapshot, and save it if it is time to."""
@@ -110,7 +125,7 @@ class Keeper:
             return
         began = time.monotonic()
         self.folder.save(self.latest, self.federation)
-        self.is_on_disk = True
+        self.is_on_disk, self.saved = True, self.latest
         ended = time.monotonic()
         self.due = ended + 19 * (ended - began)
 
@@ -150,13 +165,15 @@ def environment(config: RunConfig) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The git commit of this code, '+' if it was changed since; else FEDSIFT_COMMIT, or nothing."""
+    """The commit of this code: FEDSIFT_COMMIT if that is set, else git's, '+' if changed since."""
     here = Path(__file__)
+    if named := os.environ.get("FEDSIFT_COMMIT"):
+        return named
     try:
         _git(here, "ls-files", "--error-unmatch", here.name)
         return _git(here, "describe", "--always", "--dirty=+", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("FEDSIFT_COMMIT", "")
+        return ""
 
 
 def _git(file: Path, *words: str) -> str:

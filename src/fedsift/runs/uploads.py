@@ -7,7 +7,7 @@ the tensors are; the host looks once a round.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsift.codec.frame import Spec
 from fedsift.codec.inspect import bytes_by_part
-from fedsift.codec.update import Update
+from fedsift.codec.update import Part, Update
 from fedsift.engine.task import Task
 
 LOWEST, HIGHEST, PER_DECADE = -20, 4, 10
@@ -26,6 +26,8 @@ MOST_VALUES = 1 << 16
 """Values of one upload and role whose magnitudes are counted; of more, an even choice."""
 MOST_CLIENTS = 20
 """Clients of which each pair is compared."""
+MOST_CLASSES = 1000
+"""With more, labels are no classes to draw."""
 MOST_PENDING = 1 << 22
 """Indices that wait to be counted together."""
 
@@ -45,6 +47,7 @@ class Chosen:
 
     times: Tensor
     kept: int = 0
+    counted: int = 0
     pending: list[Tensor] = field(default_factory=list)
     first: list[Tensor] = field(default_factory=list)
 
@@ -54,7 +57,7 @@ class Chosen:
         self.pending.append(indices.reshape(-1))
         if keep:
             self.first += indices[: MOST_CLIENTS - len(self.first)]
-        if sum(map(len, self.pending)) > MOST_PENDING:
+        if self.kept - self.counted > MOST_PENDING:
             self.count()
 
     def count(self) -> None:
@@ -62,6 +65,7 @@ class Chosen:
         waiting = torch.cat(self.pending)
         self.times.scatter_add_(0, waiting, torch.ones_like(waiting, dtype=torch.int32))
         self.pending.clear()
+        self.counted = self.kept
 
     def told(self) -> Tensor:
         """Coordinates that two clients share, summed over ordered pairs; and the union's size."""
@@ -99,18 +103,20 @@ class Uploads:
         """Take note of some clients' uploads."""
         self.clients += [spec.client for spec in specs]
         self.bytes.update(bytes_by_part(update, specs, sizes))
-        look = is_looked_at(specs[0].round)
         for part in update.parts:
-            if part.indices is not None:
-                indices, roles = part.indices, "".join(part.values)
-                if roles not in self.masks:
-                    times = torch.zeros(self.d, dtype=torch.int32, device=indices.device)
-                    self.masks[roles] = Chosen(times)
-                self.masks[roles].add(indices, keep=look)
-            if look:
-                for role, coded in part.values.items():
-                    counted = magnitudes_of(coded.restore())
-                    self.magnitudes[role] = self.magnitudes.get(role, 0) + counted
+            self._take_part(part, is_looked_at(specs[0].round))
+
+    def _take_part(self, part: Part, look: bool) -> None:
+        if part.indices is not None:
+            indices, roles = part.indices, "".join(part.values)
+            if roles not in self.masks:
+                times = torch.zeros(self.d, dtype=torch.int32, device=indices.device)
+                self.masks[roles] = Chosen(times)
+            self.masks[roles].add(indices, keep=look)
+        if look:
+            for role, coded in part.values.items():
+                counted = magnitudes_of(coded.restore())
+                self.magnitudes[role] = self.magnitudes.get(role, 0) + counted
 
     def sum_up(self, round: int) -> dict[str, Any]:
         """The round in one JSON object; then the next round begins."""
@@ -180,7 +186,7 @@ def magnitudes_of(x: Tensor) -> Tensor:
     return counts.scatter_add_(0, place, torch.ones_like(place))
 
 
-def take(numbers: Any, count: int) -> list[int]:
+def take(numbers: Iterator[int], count: int) -> list[int]:
     """The next numbers.
 
     >>> take(iter([1, 2, 3]), 2)
@@ -203,7 +209,3 @@ def labels_of(task: Task) -> list[list[int]] | None:
     counts = torch.bincount(owner * classes + together, minlength=len(labels) * classes)
     found: list[list[int]] = counts.view(len(labels), classes).tolist()
     return found
-
-
-MOST_CLASSES = 1000
-"""More, and the labels are no classes to draw."""

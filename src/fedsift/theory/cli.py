@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedsift.data.cli import DataDir
+from fedsift.data.files import use_data_folder
 from fedsift.runs.config import RunConfig
 from fedsift.theory.calibration import Advice, calibration_task
 from fedsift.theory.calibration import advise as calibrate
@@ -218,6 +220,7 @@ def advise(
     calibration_rounds: Annotated[
         int, option("--calibration-rounds", "Rounds of the defaults that set the line.")
     ] = 5,
+    data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Recommend L, the learning rate and the density of FedAdam-SSM for a task.
@@ -230,6 +233,7 @@ def advise(
         "dataset": dataset, "model": model, "clients": clients, "partition": partition,
         "theta": theta, "batch_size": batch_size, "seed": seed,
     }  # fmt: skip
+    use_data_folder(data_dir)
     with user_input():
         advice = calibrate(
             calibration_task(RunConfig.from_values(values)), budget_mibit=budget_mbit,

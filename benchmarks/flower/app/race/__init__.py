@@ -1,0 +1,1 @@
+"""Flower's FedAvg and fedsift's methods on the same model and data."""

@@ -1,0 +1,87 @@
+"""A real federation behind links that count, and may be slow; used by bytes.py and slow_link.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+import flwr.supercore.version
+import torch
+from link import Link
+
+import fedsift
+from fedsift.flower.local import LocalFederation
+from fedsift.runs.run import commit
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE / "app"))
+HOUR = 3600.0
+CHUNK_BYTES = 2**19
+"""Flower's requests end after 30 s. Its own 5 MiB a request would need 1.4 Mbit/s."""
+
+
+@dataclass
+class Measured:
+    notes: list[dict[str, float]]
+    history: list[dict[str, float]]
+    up: list[int]
+    down: list[int]
+    idle_up: list[int]
+    idle_down: list[int]
+
+
+def measure(clients: int, rate: float | None, **settings: object) -> Measured:
+    """Run the app of the race once; the bytes of each client's link, and what they were before."""
+    folder = Path(mkdtemp(prefix="fedsift-race-"))
+    source = str(Path(fedsift.__file__).parents[1])
+    env = {"PYTHONPATH": source, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": str(CHUNK_BYTES)}
+    with LocalFederation(folder, env) as federation:
+        links = [Link(federation.port, rate) for _ in range(clients)]
+        names = [f"node-{n}" for n in range(clients)]
+        for n, (name, key) in enumerate(federation.register(names).items()):
+            federation.start_node(name, key, n, clients, links[n].port)
+        federation.wait_until(lambda: all("SuperNode ID" in read(federation, n) for n in names))
+        idle = [link.up for link in links], [link.down for link in links]
+        words = {"folder": str(folder), "clients": clients, **settings}
+        federation.run(HERE / "app", " ".join(f"{k}={json.dumps(v)}" for k, v in words.items()))
+        federation.wait_until((folder / "done").exists, "run", seconds=HOUR)
+    for link in links:
+        link.close()
+    notes = json.loads((folder / "notes.json").read_text())
+    metrics = folder / "run" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    shutil.rmtree(folder)
+    return Measured(
+        notes, [json.loads(line) for line in lines],
+        [link.up for link in links], [link.down for link in links], *idle,
+    )  # fmt: skip
+
+
+def read(federation: LocalFederation, name: str) -> str:
+    return federation.log(name).read_text(errors="replace")
+
+
+def environment() -> dict[str, str]:
+    return {
+        "fedsift": fedsift.__version__,
+        "commit": commit(),
+        "flwr": flwr.supercore.version.package_version,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": f"cpu ({os.cpu_count()} cores)",
+        "command": "python " + " ".join(sys.argv),
+    }
+
+
+def write(name: str, content: dict[str, object]) -> None:
+    """Write a result beside the others, with what it depends on."""
+    path = HERE / "results" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**content, "environment": environment()}, indent=2) + "\n")
+    print(path)

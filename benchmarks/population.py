@@ -1,0 +1,116 @@
+"""What a large population costs: 10,000 clients of which 1 % train, against 100 that all train.
+
+    python benchmarks/population.py --out benchmarks/results/population.json
+
+Both have a cohort of 100 with local sets of six images, the CNN on Fashion-MNIST. Their rounds
+alternate; seconds are medians, with quartiles. Memory is the peak of a whole ``fedsift run``, all
+processes together, shared pages counted once.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median, quantiles
+
+from fedsift.engine import Ranks
+from fedsift.runs.config import RunConfig
+from fedsift.runs.run import environment, federation_of
+from fedsift.simulation import first
+
+CLIENTS, COHORT = 10_000, 100
+
+
+def config_of(algorithm: str) -> RunConfig:
+    values = {"clients": CLIENTS, "participation": COHORT / CLIENTS, "dataset": "fashion-mnist"}
+    return RunConfig.from_values({**values, "algorithm": algorithm, "device": "cpu"})
+
+
+def compare(algorithm: str, rounds: int) -> dict[str, object]:
+    many = federation_of(config_of(algorithm))
+    task = replace(many.task, clients=many.task.clients[:COHORT])
+    few = replace(many, task=task, engine=Ranks(task, many.algorithm), participation=1.0)
+    snapshots = {"many": first(many), "few": first(few)}
+    seconds: dict[str, list[float]] = {"many": [], "few": []}
+    for fed in (many, few):
+        fed.engine.start()
+    for _ in range(rounds + 1):
+        for name, fed in (("many", many), ("few", few)):
+            began = time.perf_counter()
+            snapshots[name], _ = fed.play(snapshots[name])
+            seconds[name].append(time.perf_counter() - began)
+    del seconds["many"][0], seconds["few"][0]
+    row: dict[str, object] = {"algorithm": algorithm}
+    for name, times in seconds.items():
+        row[f"seconds_{name}"], row[f"quartiles_{name}"] = median(times), quantiles(times)[::2]
+    ratios = [a / b for a, b in zip(seconds["many"], seconds["few"], strict=True)]
+    return {**row, "ratio": median(ratios), "ratio_quartiles": quantiles(ratios)[::2]}
+
+
+def peak_memory(algorithm: str, rounds: int) -> dict[str, float]:
+    config = config_of(algorithm)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        words = ["--config", str(Path(folder) / "config.toml"), "--out", str(out)]
+        (Path(folder) / "config.toml").write_text(replace(config, rounds=rounds).toml())
+        began = time.perf_counter()
+        process = subprocess.Popen([sys.executable, "-m", "fedsift", "run", *words])
+        peak = 0.0
+        while process.poll() is None:
+            peak = max(peak, sum(map(shared_once, family(process.pid))))
+            time.sleep(0.05)
+        assert process.returncode == 0
+        disk = sum(file.stat().st_size for file in out.iterdir())
+        return {
+            "peak_gb": peak / 1e9,
+            "folder_gb": disk / 1e9,
+            "rounds": rounds,
+            "seconds": time.perf_counter() - began,
+        }
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it started."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [pid, *(p for child in children for p in family(int(child)))]
+
+
+def shared_once(pid: int) -> float:
+    """A process's memory in bytes, a page that n processes share as 1/n."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(1024.0 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    methods = ["fedadam-ssm", "efficient-adam", "onebit-adam"]
+    parser.add_argument("--algorithms", nargs="+", default=methods)
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of each, alternating")
+    parser.add_argument("--memory-rounds", type=int, default=30)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    rows = []
+    for algorithm in given.algorithms:
+        row = compare(algorithm, given.rounds)
+        row["memory"] = peak_memory(algorithm, given.memory_rounds)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    about = {"environment": environment(RunConfig(device="cpu")), "clients": CLIENTS, "rows": rows}
+    if given.out:
+        given.out.write_text(json.dumps(about, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

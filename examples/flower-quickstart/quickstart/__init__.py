@@ -1,0 +1,1 @@
+"""fedsift on Flower: a small CNN on handwritten digits."""

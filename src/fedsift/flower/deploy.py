@@ -1,0 +1,74 @@
+"""``fedsift deploy demo``: a whole federation of real processes on this machine, start to end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedsift.flower.demo import write_app
+from fedsift.flower.local import LocalFederation, ProcessFailed
+from fedsift.runs.config import RunConfig
+from fedsift.runs.folder import RunFolder
+from fedsift.terminal import bar, err, out, say_where, summary_table
+
+ONLY_SIMULATED = ("dropout", "wire", "device", "precision", "tensorboard")
+HOURS = 3600.0
+
+
+def deploy_demo(config: RunConfig, path: Path) -> None:
+    """Start the federation, run, show how it goes, and end every process again."""
+    folder = RunFolder(path)
+    with ended_politely(), LocalFederation(path / "federation") as federation:
+        err.print(f"SuperLink at 127.0.0.1:{federation.port}, with TLS and node keys")
+        names = [f"node-{n}" for n in range(config.clients)]
+        for n, (name, key) in enumerate(federation.register(names).items()):
+            federation.start_node(name, key, n, config.clients)
+        err.print(f"{config.clients} SuperNodes, each with a registered key")
+        app = federation.folder / "app"
+        shutil.rmtree(app, ignore_errors=True)
+        write_app(app, config, path)
+        federation.run(app)
+        follow(federation, folder, config)
+    if not folder.summary_file.exists():
+        raise ProcessFailed(reason(federation))
+    out.print(summary_table(json.loads(folder.summary_file.read_text())))
+    say_where("report", path / "report.html")
+
+
+def follow(federation: LocalFederation, folder: RunFolder, config: RunConfig) -> None:
+    """A progress bar until the run ends."""
+    with bar(config) as step:
+        seen = 0
+
+        def has_ended() -> bool:
+            nonlocal seen
+            history = folder.history()
+            for record in history[seen:]:
+                step(record)
+            seen = len(history)
+            return federation.processes["run"].poll() is not None
+
+        federation.wait_until(has_ended, seconds=24 * HOURS)
+
+
+def reason(federation: LocalFederation) -> str:
+    """Why a run has failed, from its log."""
+    log = federation.log("run")
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    errors = [line for line in lines if ("Error" in line or "TooFew" in line) and ": " in line]
+    return f"the run failed ({errors[-1] if errors else 'no reason given'}): see {log}"
+
+
+@contextmanager
+def ended_politely() -> Iterator[None]:
+    """Inside, a SIGTERM leaves as Ctrl-C does: not without ending what was started."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,215 @@
+"""What clients keep between rounds: in memory where it is little, else in a file.
+
+A file holds slots of one client's memory each. A slot is never written over while a snapshot
+refers to it, so snapshots stay what they were; a slot that none refers to is used again. A round
+costs one read and one write of each memory of its cohort, and the file grows to one slot for each
+client that ever took part, plus those written since the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsift.algorithms.method import Memory, zeros
+from fedsift.vector import raw_bytes
+
+DIGEST_BYTES = 16
+LITTLE = 64 * 2**20
+"""Bytes of all clients' memories up to which they are held in memory."""
+LITTLE_FOR_ALL = 4 * 2**30
+"""The same where every client takes part in every round, so that all are needed anyway."""
+
+
+class Memories(Mapping[int, Memory]):
+    """Each client's memory after some round, by client; clients that never took part have none."""
+
+    @abstractmethod
+    def keep(self, memory: Memory) -> Any:
+        """Put a memory where it will be kept; what is returned goes into :meth:`replaced`."""
+
+    @abstractmethod
+    def replaced(self, kept: Mapping[int, Any]) -> Memories:
+        """These memories with some clients' new ones. The old ones stay as they are."""
+
+
+class Held(Memories):
+    """Memories in memory.
+
+    >>> before = Held()
+    >>> after = before.replaced({3: {"residual": torch.ones(1, 2)}})
+    >>> list(before), list(after)
+    ([], [3])
+    """
+
+    def __init__(self, kept: Mapping[int, Memory] | None = None) -> None:
+        self.kept = kept or {}
+
+    def __getitem__(self, client: int, /) -> Memory:
+        return self.kept[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.kept)
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def keep(self, memory: Memory) -> Memory:
+        """The memory itself."""
+        return memory
+
+    def replaced(self, kept: Mapping[int, Memory]) -> Held:
+        """These memories with some clients' new ones."""
+        return Held({**self.kept, **kept})
+
+
+class Slot:
+    """A place in a file, free again when nobody refers to it."""
+
+    def __init__(self, file: SlotFile, number: int, digest: bytes = b"") -> None:
+        self.file, self.number, self._digest = file, number, digest
+
+    def __del__(self) -> None:
+        self.file.free.append(self.number)
+
+    @property
+    def digest(self) -> bytes:
+        """A hash of what is in the slot."""
+        self._digest = self._digest or digest_of(self.file.read(self.number))
+        return self._digest
+
+
+class SlotFile:
+    """A file of slots, each of which holds the named vectors ``(1, d)`` of one client."""
+
+    def __init__(self, names: Sequence[str], like: Tensor, path: Path | None = None) -> None:
+        self.names, self.like = names, like
+        self.vector_bytes = like.shape[-1] * like.element_size()
+        self.slot_bytes = len(names) * self.vector_bytes
+        if path is None:
+            with tempfile.TemporaryFile() as file:  # gone when its last handle is closed
+                self.handle = os.dup(file.fileno())
+        else:
+            self.handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self.free: list[int] = []
+        self.slots = 0
+
+    def __del__(self) -> None:
+        os.close(self.handle)
+
+    def put(self, memory: Memory) -> Slot:
+        """Write a memory to a free slot."""
+        if not self.free:
+            self.free.append(self.slots)
+            self.slots += 1
+        slot = Slot(self, self.free.pop())
+        at = slot.number * self.slot_bytes
+        for place, name in enumerate(self.names):
+            write_all(self.handle, raw_bytes(memory[name]), at + place * self.vector_bytes)
+        return slot
+
+    def get(self, slot: Slot) -> Memory:
+        """Read a memory."""
+        raw = np.frombuffer(bytearray(self.read(slot.number)), np.uint8)
+        vectors = torch.from_numpy(raw).view(self.like.dtype).view(len(self.names), 1, -1)
+        return dict(zip(self.names, vectors.to(self.like.device), strict=True))
+
+    def read(self, number: int) -> bytes:
+        """The bytes of a slot."""
+        return read_all(self.handle, self.slot_bytes, number * self.slot_bytes)
+
+    def claim(self, numbers: Sequence[int], digests: Sequence[bytes]) -> list[Slot]:
+        """The slots that a checkpoint refers to, if they hold what they held then."""
+        self.slots = max(numbers, default=-1) + 1
+        self.free = sorted(set(range(self.slots)) - set(numbers), reverse=True)
+        slots = [Slot(self, n, digest) for n, digest in zip(numbers, digests, strict=True)]
+        if any(digest_of(self.read(slot.number)) != slot.digest for slot in slots):
+            raise ValueError("what the clients keep was altered")
+        return slots
+
+    def to_disk(self) -> None:
+        """See that everything written is on the disk."""
+        os.fsync(self.handle)
+
+
+class OnDisk(Memories):
+    """Memories in a file.
+
+    >>> before = OnDisk(SlotFile(("residual",), torch.zeros(2)))
+    >>> after = before.replaced({3: before.keep({"residual": torch.ones(1, 2)})})
+    >>> len(before), after[3]["residual"].tolist()
+    (0, [[1.0, 1.0]])
+    """
+
+    def __init__(self, file: SlotFile, slots: Mapping[int, Slot] | None = None) -> None:
+        self.file, self.slots = file, slots or {}
+
+    def __getitem__(self, client: int, /) -> Memory:
+        return self.file.get(self.slots[client])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.slots)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def keep(self, memory: Memory) -> Slot:
+        """Write a memory to the file."""
+        return self.file.put(memory)
+
+    def replaced(self, kept: Mapping[int, Slot]) -> OnDisk:
+        """These memories with some clients' new ones."""
+        return OnDisk(self.file, {**self.slots, **kept})
+
+
+class Remembered(Mapping[int, Memory]):
+    """The memory with which each member of a cohort begins a round, read when it is asked for."""
+
+    def __init__(
+        self, known: Memories, cohort: tuple[int, ...], names: tuple[str, ...], like: Tensor
+    ) -> None:
+        self.known, self.cohort, self.names, self.like = known, cohort, names, like
+
+    def __getitem__(self, client: int, /) -> Memory:
+        known = client in self.known
+        return self.known[client] if known else zeros(self.names, 1, self.like)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.cohort)
+
+    def __len__(self) -> int:
+        return len(self.cohort)
+
+
+def digest_of(content: bytes) -> bytes:
+    """A hash of a slot's bytes."""
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+def write_all(handle: int, content: bytes, at: int) -> None:
+    """Write bytes at a place of a file, in as many pieces as the system takes them."""
+    view = memoryview(content)
+    while view:
+        done = os.pwrite(handle, view, at)
+        view, at = view[done:], at + done
+
+
+def read_all(handle: int, size: int, at: int) -> bytes:
+    """Read bytes at a place of a file."""
+    pieces = []
+    while size:
+        piece = os.pread(handle, size, at)
+        if not piece:
+            raise ValueError("the file of what the clients keep is cut off")
+        pieces.append(piece)
+        size, at = size - len(piece), at + len(piece)
+    return b"".join(pieces)

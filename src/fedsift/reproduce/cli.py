@@ -1,0 +1,145 @@
+"""The command ``fedsift reproduce``: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fedsift.data.cli import DataDir
+from fedsift.data.files import use_data_folder
+from fedsift.reproduce.pins import PINS, Pin, Planned, Wanted, read
+from fedsift.reproduce.runner import carry_out, to_do
+from fedsift.simulation import Record
+
+out_console = Console()
+err = Console(stderr=True)
+
+
+def option(flag: str, text: str, shown: bool | str = True) -> Any:
+    """One option."""
+    return typer.Option(flag, help=text, show_default=shown)
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(PINS)}.")],
+    task: Annotated[
+        str | None,
+        option("--task", f"One of: {', '.join(read('tasks')['tasks'])}.", "all that have data"),
+    ] = None,
+    setting: Annotated[str | None, option("--setting", "iid or noniid.", "both")] = None,
+    methods: Annotated[
+        str | None, option("--methods", "Only these, separated by commas.", "all of the pin")
+    ] = None,
+    seeds: Annotated[int, option("--seeds", "Repeat with seeds 0, 1, …")] = 3,
+    rounds: Annotated[int | None, option("--rounds", "Rounds of every run.", "as pinned")] = None,
+    quick: Annotated[bool, option("--quick", "A small version, minutes on two cores.")] = False,
+    stop_at_target: Annotated[
+        bool, option("--stop-at-target", "End each run when it reaches the task's target.")
+    ] = False,
+    no_run: Annotated[
+        bool, option("--no-run", "Only make the results from the runs that are there.")
+    ] = False,
+    device: Annotated[str, option("--device", "auto, cpu or cuda.")] = "auto",
+    precision: Annotated[str, option("--precision", "On a GPU: fp32, tf32 or bf16.")] = "fp32",
+    out: Annotated[
+        Path | None, option("--out", "Folder of the runs.", "runs/reproduce, or runs/quick")
+    ] = None,
+    results: Annotated[
+        Path | None,
+        option("--results", "Folder of the results.", "reproduce/results, or runs/quick/results"),
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Make a table or figure of the paper anew.
+
+    It can be done in pieces: what is finished is not done again, and a run that was stopped goes
+    on where it was. The results are made from all runs that are there.
+
+    For example:
+
+    * `fedsift reproduce table1 --task cnn-fashion-mnist --setting iid --quick`
+
+    * `fedsift reproduce fig5 --task vgg11-cifar10 --seeds 1 --device cuda --precision tf32`
+    """
+    use_data_folder(data_dir)
+    chosen = tuple(filter(None, (methods or "").split(",")))
+    wanted = Wanted(task, setting, chosen, 1 if quick else seeds, rounds, quick, device, precision)
+    runs = out or Path("runs/quick" if quick else "runs/reproduce")
+    try:
+        pin = Pin.of(name)
+        if not no_run:
+            say = lambda line: err.print(line, highlight=False)  # noqa: E731
+            play(pin, to_do(pin, wanted, runs, stop_at_target, say), runs, stop_at_target)
+    except ValueError as problem:
+        raise click.ClickException(str(problem)) from None
+    show(pin, wanted, runs, results or Path("runs/quick/results" if quick else "reproduce/results"))
+
+
+def play(pin: Pin, todo: Sequence[Planned], out: Path, stop_at_target: bool) -> None:
+    """Carry out runs under a progress bar."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=err) as progress:
+        all_runs = progress.add_task(f"{pin.name}, runs", total=len(todo))
+        for run in todo:
+            bar = progress.add_task(str(run.path), total=run.config.rounds)
+
+            def watch(record: Record, bar: Any = bar) -> None:
+                progress.update(bar, completed=record["round"])
+
+            try:
+                carry_out(run, out, watch, stop_at_target)
+            except KeyboardInterrupt:
+                print("the same command goes on from here", file=sys.stderr)
+                raise
+            progress.remove_task(bar)
+            progress.advance(all_runs)
+
+
+def show(pin: Pin, wanted: Wanted, out: Path, results: Path) -> None:
+    """Make the results, print the table, name the files."""
+    from fedsift.reproduce.make import make  # here, as matplotlib takes a second
+
+    paths = list(make(pin, wanted, out, results))
+    if not paths:
+        raise click.ClickException(f"there is no run of {pin.name} in {out}")
+    if pin.kind != "updates":
+        lines = json.loads((results / f"{pin.name}.json").read_text(encoding="utf-8"))
+        for (task, setting), own in groupby(lines, lambda line: (line["task"], line["setting"])):
+            out_console.print(table(list(own), f"{task}, {setting}"))
+    for path in paths:
+        print(path)
+
+
+def table(lines: Sequence[dict[str, Any]], title: str) -> Table:
+    """The paper's Table 1 for one task and setting, with the paper's own figures."""
+    shown = Table(title=f"{title}: Mibit a client to {100 * lines[0]['target']:.1f} %")
+    for heading in ("method", "Mibit", "ratio", "seeds", "paper", "ratio there", "best accuracy"):
+        first = heading == "method"
+        shown.add_column(heading, justify="left" if first else "right", no_wrap=first)
+    for line in lines:
+        reached = f"{line['reached']}/{len(line['seeds'])}"
+        best = f"{100 * line['best_accuracy']:.2f} %"
+        ours = number(line["mibit"], "∞")
+        theirs = number(line["paper_mibit"], "∞" if line["in_paper"] else "–")
+        ratios = [number(line[key], "", "×") for key in ("ratio", "paper_ratio")]
+        shown.add_row(line["method"], ours, ratios[0], reached, theirs, ratios[1], best)
+    return shown
+
+
+def number(x: float | None, otherwise: str, unit: str = "") -> str:
+    """To two decimals.
+
+    >>> number(2.944, "∞", "×"), number(None, "∞")
+    ('2.94×', '∞')
+    """
+    return otherwise if x is None else f"{x:.2f}{unit}"

@@ -1,0 +1,157 @@
+"""The figures, as PNG and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from fedsift.reproduce.pins import Pin, Planned
+from fedsift.reproduce.results import Curve
+
+NAMES = {
+    "fedadam-ssm": "FedAdam-SSM",
+    "fedadam-top": "FedAdam-Top",
+    "fairness-top": "Fairness-Top",
+    "fedadam-ssm-m": "FedAdam-SSM$_M$",
+    "fedadam-ssm-v": "FedAdam-SSM$_V$",
+    "fedadam": "FedAdam",
+    "onebit-adam": "1-bit Adam",
+    "efficient-adam": "Efficient-Adam",
+    "fedsgd": "FedSGD",
+    "sparse-fedsgd": "Sparse FedSGD",
+    "iid": "IID",
+    "noniid": "θ = 0.1",
+    "theta-0.5": "θ = 0.5",
+    "theta-1": "θ = 1",
+}
+TASKS = {
+    "cnn-fashion-mnist": "CNN on Fashion-MNIST",
+    "resnet18-svhn": "ResNet-18 on SVHN",
+    "resnet18-cifar10": "ResNet-18 on CIFAR-10",
+    "vgg11-cifar10": "VGG-11 on CIFAR-10",
+}
+SYMBOLS = {"local_steps": "L", "lr": "η", "density": "α"}
+STYLE: dict[Any, Any] = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "savefig.dpi": 150,
+    "svg.hashsalt": "fedsift",  # the same figure, the same file
+}
+ROLES = {"w": "ΔW", "m": "ΔM", "v": "ΔV"}
+
+
+@contextmanager
+def picture(path: Path, title: str, columns: int = 1) -> Iterator[list[Axes]]:
+    """Axes side by side; what is drawn on them is saved as PNG and SVG."""
+    mpl.use("Agg")
+    with mpl.rc_context(STYLE):
+        width = 5.4 * columns + 1.2 * (columns == 1)
+        figure, axes = plt.subplots(
+            1, columns, figsize=(width, 4.2), squeeze=False, sharey=True, layout="constrained"
+        )
+        figure.suptitle(title, fontsize=11)
+        yield list(axes[0])
+        if columns == 1:
+            figure.legend(loc="outside right center", fontsize=8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path.with_suffix(".png"))
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+        plt.close(figure)
+
+
+def draw_curves(pin: Pin, curves: Sequence[Curve], path: Path) -> None:
+    """Figs. 2, 3 and 5 to 8: one task and setting, a curve for each line."""
+    run = curves[0].line[0].run
+    data = "IID" if run.setting == "iid" else f"Dirichlet {run.config.theta:g}"
+    with picture(path, f"{pin.title}: {TASKS[run.task]}, {data}") as (axes,):
+        for curve in curves:
+            _plot(axes, curve, pin.x, _legend(pin, curve.line[0].run))
+        _label(axes, pin.x, curves)
+        axes.axhline(100 * run.target, color="0.4", ls=":", lw=1)
+        axes.set_ylabel("test accuracy, %")
+
+
+def draw_settings(pin: Pin, curves: Sequence[Curve], path: Path) -> None:
+    """Fig. 4: one task, a panel for each method, a curve for each data distribution."""
+    methods = list(dict.fromkeys(curve.line[0].run.label for curve in curves))
+    title = f"{pin.title}: {TASKS[curves[0].line[0].run.task]}"
+    with picture(path, title, len(methods)) as panels:
+        for axes, method in zip(panels, methods, strict=True):
+            own = [curve for curve in curves if curve.line[0].run.label == method]
+            for curve in own:
+                _plot(axes, curve, pin.x, NAMES[curve.line[0].run.setting])
+            _label(axes, pin.x, own)
+            axes.set_title(NAMES[method], fontsize=10)
+            axes.set_xlim(0, min(curve.rounds[-1] for curve in own))
+        panels[0].set_ylabel("test accuracy, %")
+        panels[-1].legend(loc="lower right")
+
+
+def draw_updates(pin: Pin, task: str, measured: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Fig. 1: the density of log10 of the updates' magnitudes."""
+    with picture(path, f"{pin.title}: {TASKS[task]}, round {measured[0]['round']}") as (axes,):
+        for role, name in ROLES.items():
+            centres, density = density_of(measured, role)
+            axes.plot(centres, density, label=f"log10 |{name}|")
+            axes.fill_between(centres, density, alpha=0.15)
+        axes.set(xlabel="log10 of the magnitude", ylabel="density", xlim=_span(measured))
+
+
+def density_of(measured: Sequence[Mapping[str, Any]], role: str) -> tuple[Any, Any]:
+    """The middle of each bin, and the density there over all seeds; zeros are left out."""
+    counts = np.sum([each["counts"][role] for each in measured], axis=0)
+    edges = np.linspace(measured[0]["lowest"], measured[0]["highest"], len(counts) + 1)
+    return (edges[:-1] + edges[1:]) / 2, counts / (counts.sum() * np.diff(edges))
+
+
+def _span(measured: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    seen = [density_of(measured, role) for role in ROLES]
+    used = np.concatenate([centres[density > 1e-3] for centres, density in seen])
+    return float(used.min()) - 0.5, float(used.max()) + 0.5
+
+
+COLOURS = [mpl.colormaps["tab10"](i) for i in (3, 0, 2, 1, 4, 7, 5, 6, 8, 9)]
+
+
+def _plot(axes: Axes, curve: Curve, x: str, name: str) -> None:
+    n = len(axes.lines)
+    where = curve.mibit if x == "mibit" else curve.rounds
+    style: dict[str, Any] = {"color": COLOURS[n % 10], "ls": ("-", "--")[n >= 10]}
+    axes.plot(where, [100 * a for a in curve.accuracy], label=name, zorder=3 - n / 100, **style)
+    low, high = ([100 * a for a in edge] for edge in (curve.lowest, curve.highest))
+    axes.fill_between(where, low, high, color=style["color"], alpha=0.12, lw=0)
+
+
+def _label(axes: Axes, x: str, curves: Sequence[Curve]) -> None:
+    if x == "mibit":
+        axes.set(xscale="log", xlabel="uplink, Mibit a client (the paper's formula)")
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:  # one-step methods have many more rounds than the others
+        axes.set(xlabel="round", xlim=(0, median(curve.rounds[-1] for curve in curves)))
+
+
+def _legend(pin: Pin, run: Planned) -> str:
+    swept = {key for line in pin.lines for key in line if key in SYMBOLS}
+    algorithms = {line["algorithm"] for line in pin.lines}
+    values = run.config.flat()
+    if len(algorithms) == 1:
+        return ", ".join(f"{SYMBOLS[key]} = {values[key]:g}" for key in swept)
+    unusual = [key for key in SYMBOLS if f"{key}=" in run.label]
+    own = [f"{SYMBOLS[key]} = {values[key]:g}" for key in unusual]
+    return ", ".join([NAMES[run.config.algorithm], *own])

@@ -1,0 +1,109 @@
+"""Carry out planned runs. It can be done in pieces: what is finished is not done again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from fedsift.data import Dataset, load
+from fedsift.data.files import find
+from fedsift.data.sources import SOURCES
+from fedsift.disk import replace_file
+from fedsift.engine.task import Diverged
+from fedsift.reproduce.pins import Pin, Planned, Wanted, plan
+from fedsift.reproduce.updates import UPDATES, measure
+from fedsift.runs.compare import reached
+from fedsift.runs.config import ConfigError
+from fedsift.runs.folder import RunFolder
+from fedsift.runs.run import begin, federation_of, go, summarise
+from fedsift.simulation import Record
+
+DIVERGED = "diverged.txt"
+"""In a run's folder if its training left the finite numbers: that is a result, too."""
+Watch = Callable[[Record], None]
+
+
+@lru_cache(maxsize=1)
+def loaded(name: str) -> Dataset:
+    """A data set, kept for the next run."""
+    return load(name)
+
+
+def to_do(
+    pin: Pin, wanted: Wanted, out: Path, stop_at_target: bool, say: Callable[[str], None]
+) -> list[Planned]:
+    """The runs that are not done; tasks that nobody asked for by name need their data here."""
+    runs = plan(pin, wanted)
+    if wanted.task is None:
+        for task in dict.fromkeys(run.task for run in runs if not is_here(run.config.dataset)):
+            say(f"{task} is left out: its data is not here")
+        runs = [run for run in runs if is_here(run.config.dataset)]
+    return [run for run in runs if not is_done(run, out, stop_at_target)]
+
+
+def is_here(dataset: str) -> bool:
+    """Whether a data set's files are on this machine.
+
+    >>> is_here("digits")
+    True
+    """
+    return dataset not in SOURCES or all(find(file.path) for file in SOURCES[dataset].files)
+
+
+def is_done(run: Planned, out: Path, stop_at_target: bool = False) -> bool:
+    """Whether a run has its rounds, has diverged or, if that is enough, has reached its target."""
+    folder = RunFolder(out / run.path)
+    if run.measures_updates:
+        return (folder.path / UPDATES).exists()
+    history = folder.history()
+    return (
+        (folder.path / DIVERGED).exists()
+        or len(history) >= run.config.rounds
+        or (stop_at_target and reached(history, run.target) is not None)
+    )
+
+
+def carry_out(run: Planned, out: Path, watch: Watch, stop_at_target: bool = False) -> None:
+    """Play a run from its start, or from where it was stopped, to its end."""
+    if run.measures_updates:
+        measure(run, loaded(run.config.dataset), out / run.path, watch)
+    else:
+        play_run(run, out, watch, stop_at_target)
+
+
+def play_run(run: Planned, out: Path, watch: Watch, stop_at_target: bool) -> None:
+    """Every round that is still to play, and the summary of all."""
+    folder = opened(run, out)
+    with folder.locked():
+        federation = federation_of(run.config, loaded(run.config.dataset))
+        start = begin(folder, federation)
+        history = start.history
+        try:
+            with closing(go(folder, federation, start, run.config.rounds)) as new:
+                for record in new:
+                    history.append(record)
+                    watch(record)
+                    if stop_at_target and reached(history, run.target):
+                        break
+        except Diverged as problem:
+            replace_file(folder.path / DIVERGED, f"{problem}\n".encode())
+        if history:
+            played = replace(run.config, rounds=len(history))
+            folder.finish(summarise(played, federation, history))
+    # It can hold gigabytes of clients' memories, and a finished run needs it no more.
+    folder.checkpoint_file.unlink(missing_ok=True)
+
+
+def opened(run: Planned, out: Path) -> RunFolder:
+    """The run's folder, new or with the same run in it; the number of rounds may have changed."""
+    path = out / run.path
+    folder = RunFolder(path)
+    if not folder.config_file.exists():
+        return RunFolder.create(path, run.config)
+    if replace(folder.config(), rounds=run.config.rounds).flat() != run.config.flat():
+        raise ConfigError(f"{path} holds a run with other settings: give another --out")
+    replace_file(folder.config_file, run.config.toml().encode())
+    return folder

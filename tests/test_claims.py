@@ -1,0 +1,75 @@
+"""The page of claims is what reproduce/claims.py writes, and the script tells true from false."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+REPRODUCE = Path(__file__).parents[1] / "reproduce"
+sys.path.insert(0, str(REPRODUCE))
+from checks import Results, rises_then_falls  # noqa: E402
+from claims import PAGE, SECTIONS, page, row  # noqa: E402
+
+
+def test_the_page_is_in_step_with_the_results():
+    assert PAGE.read_text(encoding="utf-8") == page(Results(REPRODUCE / "results"))
+
+
+def line(method, mibit, best, **more):
+    return {
+        "task": "cnn-fashion-mnist", "setting": "iid", "method": method, "mibit": mibit,
+        "ratio": mibit and mibit / 1.0, "reached": 3 * (mibit is not None), "round": 5.0,
+        "best_accuracy": best, "paper_mibit": None, "paper_ratio": None, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Made-up results in which FedAdam-SSM is the best at traffic, and FedAdam by rounds."""
+    lines = [
+        line("fedadam-ssm", 1.0, 0.89, paper_mibit=8.15, paper_ratio=1.0),
+        line("fedadam-top", 1.05, 0.88, paper_mibit=11.3, paper_ratio=1.39),
+        line("fedadam", 10.0, 0.9, paper_mibit=24.0, paper_ratio=2.94),
+        line("onebit-adam", None, 0.7),
+        line("efficient-adam", None, 0.8),
+    ]
+    (tmp_path / "table1.json").write_text(json.dumps(lines))
+    with (tmp_path / "fig2-cnn-fashion-mnist-iid.csv").open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow(["setting", "method", "round", "mibit", "accuracy"])
+        made = (("fedadam-ssm", 0.1, 0.89), ("fedadam", 6, 0.9), ("fedsgd", 2, 0.2))
+        for name, sent, best in made:
+            for n in range(1, 31):
+                writer.writerow(["iid", name, n, sent * n, best * n / 30])
+    return Results(tmp_path)
+
+
+def told(results, claim):
+    (found,) = [c for claims in SECTIONS.values() for c in claims if c[0].startswith(claim)]
+    cells = row(results, *found).split("|")
+    return cells[3].strip().removeprefix("cnn-fashion-mnist, iid: "), cells[4].strip()
+
+
+@pytest.mark.parametrize(
+    ("claim", "measured", "verdict"),
+    [
+        ("FedAdam's uplink", "3.00 ×", "confirmed"),
+        ("FedAdam-SSM converges", "fedadam-top 1.05 × (no)", "not confirmed"),
+        ("CNN, IID: 8.15 Mibit", "1 Mibit; FedAdam 10.00 ×", "confirmed"),
+        ("FedAdam-SSM needs the fewest", "fedadam-ssm, 1 Mibit", "confirmed"),
+        ("1-bit Adam and Efficient-Adam reach", "∞, ∞", "confirmed"),
+        ("FedAdam is better than FedAdam-SSM", "-1.0", "confirmed"),
+        ("VGG-11, IID: 2073", "–", "open"),
+        ("A larger α", "–", "open"),
+    ],
+)
+def test_claims_are_told_from_the_results(claim, measured, verdict, results):
+    assert told(results, claim) == (measured, verdict)
+
+
+def test_a_peak_inside_is_a_rise_and_a_fall():
+    assert rises_then_falls([0.1, 0.3, 0.2], [])
+    assert not rises_then_falls([0.1, 0.2, 0.3], [])
+    assert not rises_then_falls([0.3, 0.2, 0.1], [])

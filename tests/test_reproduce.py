@@ -1,0 +1,359 @@
+"""The paper's table and figures are planned as the paper has them, run in pieces, and drawn."""
+
+import csv
+import gzip
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsift.cli import main
+from fedsift.data import DATASETS
+from fedsift.models import MODELS
+from fedsift.reproduce import PINS, Pin, Wanted, plan
+from fedsift.reproduce.__main__ import main as core_main
+from fedsift.reproduce.pins import read
+from fedsift.reproduce.runner import DIVERGED, carry_out, is_done
+from fedsift.runs import RunFolder
+
+TASKS = ("cnn-fashion-mnist", "resnet18-svhn", "resnet18-cifar10", "vgg11-cifar10")
+TEN = {
+    "fedadam-ssm", "fedadam-top", "fairness-top", "fedadam-ssm-m", "fedadam-ssm-v", "fedadam",
+    "onebit-adam", "efficient-adam", "fedsgd", "sparse-fedsgd",
+}  # fmt: skip
+ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6}
+LOCAL = {"local_steps": 30, "lr": 0.001}
+SPARSE = {"density": 0.05}
+
+# Section VI, "Implementation", read once more.
+PAPER = {
+    **{(task, name): ADAM | LOCAL for task in TASKS for name in TEN if name.startswith("fe")},
+    **{
+        (task, name): ADAM | LOCAL | SPARSE
+        for task in TASKS
+        for name in ("fedadam-ssm", "fedadam-top", "fairness-top", "fedadam-ssm-m", "fedadam-ssm-v")
+    },
+    **{(task, "fedsgd"): LOCAL for task in TASKS},
+    **{(task, "sparse-fedsgd"): LOCAL | SPARSE for task in TASKS},
+    **{(task, "onebit-adam"): ADAM | {"lr": 0.0001, "warmup_rounds": 1} for task in TASKS},
+    **{(task, "efficient-adam"): ADAM | {"lr": 0.0001, "bits": 6} for task in TASKS},
+    ("cnn-fashion-mnist", "efficient-adam"): ADAM | {"lr": 0.001, "bits": 2},
+    ("vgg11-cifar10", "efficient-adam"): ADAM | {"lr": 0.001, "bits": 6},
+    ("vgg11-cifar10", "onebit-adam"): ADAM | {"lr": 0.001, "warmup_rounds": 1},
+    ("vgg11-cifar10", "fedsgd"): LOCAL | {"lr": 0.01},
+    ("vgg11-cifar10", "sparse-fedsgd"): LOCAL | SPARSE | {"lr": 0.01},
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("setting", ["iid", "noniid"])
+def test_table_1_runs_ten_methods_with_the_papers_settings(task, setting):
+    runs = plan(Pin.of("table1"), Wanted(task, setting, seeds=2))
+    usual = {run.label: run.config for run in runs if run.label in TEN}
+    assert set(usual) == TEN
+    for name, config in usual.items():
+        values = config.flat()
+        assert {key: values[key] for key in PAPER[task, name]} == PAPER[task, name], name
+        assert (config.clients, config.batch_size, config.participation) == (20, 64, 1.0)
+        assert (config.partition, config.theta) == (
+            ("iid", 0.1) if setting == "iid" else ("dirichlet", 0.1)
+        )
+    assert {run.config.seed for run in runs} == {0, 1}
+    assert {run.label for run in runs} - TEN == {"fedsgd@lr=0.1", "sparse-fedsgd@lr=0.1"}
+
+
+@pytest.mark.parametrize(
+    ("task", "targets"),
+    [
+        ("cnn-fashion-mnist", (0.804, 0.798)),
+        ("resnet18-svhn", (0.802, 0.744)),
+        ("resnet18-cifar10", (0.70, 0.50)),
+        ("vgg11-cifar10", (0.624, 0.562)),
+    ],
+)
+def test_the_targets_are_those_of_table_1(task, targets):
+    for setting, target in zip(("iid", "noniid"), targets, strict=True):
+        assert {r.target for r in plan(Pin.of("table1"), Wanted(task, setting))} == {target}
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", PINS)
+def test_every_pin_plans_runs_that_can_be_made(name, quick):
+    runs = plan(Pin.of(name), Wanted(quick=quick))
+    assert len({run.path for run in runs}) == len(runs)
+    for run in runs:
+        assert MODELS[run.config.model].shape == DATASETS[run.config.dataset].shape
+        if not quick:
+            assert run.config.rounds <= 1500
+
+
+def paths(name, **wanted):
+    return {run.path for run in plan(Pin.of(name), Wanted(**wanted))}
+
+
+def test_figures_share_the_runs_that_are_the_same():
+    assert paths("table1") == paths("fig2") == paths("fig3")
+    for name in ("fig5", "fig6", "fig7", "fig8"):
+        for task in TASKS:
+            assert len(paths(name, task=task, seeds=1) & paths("table1")) == 2, name
+    assert len(paths("fig4", task=TASKS[0], seeds=1) & paths("table1")) == 4
+
+
+def test_runs_in_one_folder_have_one_configuration_but_for_the_rounds():
+    found = {}
+    for name in PINS[1:]:
+        for run in plan(Pin.of(name), Wanted(seeds=1)):
+            if not run.measures_updates:
+                values = run.config.flat() | {"rounds": 1}
+                assert found.setdefault(run.path, values) == values, run.path
+
+
+def test_methods_and_rounds_can_be_chosen():
+    runs = plan(Pin.of("table1"), Wanted(TASKS[0], "iid", ("fedadam", "fedsgd"), 1, rounds=7))
+    assert [run.label for run in runs] == ["fedadam", "fedsgd", "fedsgd@lr=0.1"]
+    assert {run.config.rounds for run in runs} == {7}
+
+
+def test_the_papers_table_is_whole():
+    paper = read("paper")
+    assert {task: set(both) for task, both in paper.items()} == {
+        task: {"iid", "noniid"} for task in TASKS if task != "resnet18-cifar10"
+    }
+    methods = TEN - {"fedsgd", "sparse-fedsgd"}
+    for both in paper.values():
+        for values in both.values():
+            assert set(values) == methods
+            assert min(values, key=values.get) == "fedadam-ssm"
+            assert 2 <= sum(x == float("inf") for x in values.values()) <= 4
+
+
+def test_a_line_has_the_papers_figure_beside_it(here):
+    words = ["--task", "cnn-fashion-mnist", "--setting", "iid", "--rounds", "1", "--seeds", "1"]
+    chosen = ["--methods", "fedadam-ssm,onebit-adam,fedsgd"]
+    assert main(["reproduce", "table1", *words, *chosen]) == 0
+    found = json.loads((here / "reproduce" / "results" / "table1.json").read_text())
+    about = {x["method"]: (x["in_paper"], x["paper_mibit"], x["paper_ratio"]) for x in found}
+    assert about == {
+        "fedadam-ssm": (True, 8.15, 1.0),
+        "onebit-adam": (True, None, None),
+        "fedsgd": (False, None, None),
+        "fedsgd@lr=0.1": (False, None, None),
+    }
+
+
+# Runs, on a Fashion-MNIST of a few samples.
+
+
+def idx(array):
+    sizes = b"".join(n.to_bytes(4, "big") for n in array.shape)
+    return gzip.compress(bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes())
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in, and a data folder beside it with 60 images."""
+    draw = np.random.default_rng(0)
+    folder = tmp_path / "data" / "fashion-mnist"
+    folder.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(
+            idx(draw.integers(0, 256, (60, 28, 28)))
+        )
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(np.arange(60) % 10))
+    monkeypatch.setenv("FEDSIFT_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr("fedsift.data.files.DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr("fedsift.reproduce.runner.loaded", lambda name: DATASETS[name].load())
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return work
+
+
+SMALL = ["--task", "cnn-fashion-mnist", "--setting", "iid", "--quick", "--rounds", "2"]
+
+
+def test_table_1_is_made_with_csv_and_json_and_not_run_twice(here, capsys):
+    words = ["reproduce", "table1", *SMALL, "--methods", "fedadam-ssm,onebit-adam"]
+    assert main(words) == 0
+    runs, results = here / "runs" / "quick", here / "runs" / "quick" / "results"
+    rows = list(csv.DictReader((results / "table1.csv").open()))
+    assert [row["method"] for row in rows] == ["fedadam-ssm", "onebit-adam"]
+    for row in rows:
+        folder = RunFolder(runs / "cnn-fashion-mnist" / "iid" / row["method"] / "seed-0")
+        history = folder.history()
+        assert len(history) == 2 == int(row["rounds"])
+        assert float(row["best_accuracy"]) == max(r["accuracy"] for r in history)
+        assert (row["seed"], row["target"], row["mibit"]) == ("0", "0.75", "")
+        assert row["device"].startswith("cpu")
+        assert not folder.checkpoint_file.exists()
+    ssm, _ = json.loads((results / "table1.json").read_text())
+    assert (ssm["mibit"], ssm["reached"], ssm["seeds"]) == (None, 0, [0])
+    assert not ssm["in_paper"]  # its target is another one
+    before = {p: p.stat().st_mtime_ns for p in runs.rglob("metrics.jsonl")}
+    assert main(words) == 0
+    assert {p: p.stat().st_mtime_ns for p in runs.rglob("metrics.jsonl")} == before
+
+
+def test_a_stopped_run_goes_on_to_the_same_end(here):
+    (run,) = plan(Pin.of("table1"), Wanted(TASKS[0], "iid", ("fedadam-ssm",), 1, 3, quick=True))
+
+    def stop(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(run, here / "broken", stop)
+    assert not is_done(run, here / "broken")
+    seen = []
+    carry_out(run, here / "broken", seen.append)
+    carry_out(run, here / "whole", lambda record: None)
+    assert [record["round"] for record in seen] == [3]
+    assert is_done(run, here / "broken")
+    broken, whole = (RunFolder(here / name / run.path).history() for name in ("broken", "whole"))
+    for a, b in zip(broken, whole, strict=True):
+        assert {**a, "seconds": 0} == {**b, "seconds": 0}
+
+
+def test_more_rounds_than_before_are_played_and_fewer_are_not(here):
+    words = ["reproduce", "table1", *SMALL[:-1], "2", "--methods", "fedadam"]
+    assert main(words) == 0
+    assert main([*words[:-3], "3", *words[-2:]]) == 0
+    folder = RunFolder(here / "runs/quick/cnn-fashion-mnist/iid/fedadam/seed-0")
+    assert len(folder.history()) == 3
+    assert main(words) == 0
+    assert len(folder.history()) == 3
+
+
+def test_a_folder_with_another_run_is_refused(here, capsys):
+    words = ["reproduce", "table1", *SMALL, "--methods", "fedadam"]
+    assert main(words) == 0
+    file = here / "runs/quick/cnn-fashion-mnist/iid/fedadam/seed-0/config.toml"
+    file.write_text(file.read_text().replace("clients = 10", "clients = 9"))
+    assert main([*words[:-3], "3", *words[-2:]]) == 2
+    assert "--out" in capsys.readouterr().err
+
+
+def test_a_run_ends_at_its_target_if_that_is_enough(here):
+    (run,) = plan(Pin.of("table1"), Wanted(TASKS[0], "iid", ("fedadam-ssm",), 1, 4, quick=True))
+    easy = replace(run, target=0.001)
+    carry_out(easy, here, lambda record: None, stop_at_target=True)
+    assert len(RunFolder(here / run.path).history()) == 1
+    assert is_done(easy, here, stop_at_target=True)
+    assert not is_done(easy, here)
+    summary = json.loads(RunFolder(here / run.path).summary_file.read_text())
+    assert summary["rounds"] == 1
+
+
+def test_a_run_that_diverges_is_a_result(here):
+    (run,) = plan(Pin.of("table1"), Wanted(TASKS[0], "iid", ("fedadam",), 1, 4, quick=True))
+    wild = replace(run, config=replace(run.config, settings={"lr": 1e38, "local_steps": 30}))
+    carry_out(wild, here, lambda record: None)
+    assert is_done(wild, here)
+    assert "diverged in round" in (here / run.path / DIVERGED).read_text()
+
+
+def test_figure_1_counts_every_coordinate_of_every_client(here):
+    assert main(["reproduce", "fig1", *SMALL]) == 0
+    (file,) = (here / "runs" / "quick").rglob("updates.json")
+    found = json.loads(file.read_text())
+    for role in "wmv":
+        assert sum(found["counts"][role]) + found["zeros"][role] == 10 * 21_840
+    told = json.loads((here / "runs/quick/results/fig1.json").read_text())["cnn-fashion-mnist"]
+    assert told["ΔW"]["mean_log10"] > told["ΔM"]["mean_log10"] > told["ΔV"]["mean_log10"]
+    assert (here / "runs/quick/results/fig1-cnn-fashion-mnist.png").stat().st_size > 5000
+
+
+def test_figures_are_drawn_alike_from_the_same_runs(here):
+    words = ["reproduce", "fig8", *SMALL]
+    assert main(words) == 0
+    results = here / "runs" / "quick" / "results"
+    names = {f"fig8-cnn-fashion-mnist-iid.{kind}" for kind in ("csv", "png", "svg")}
+    assert {path.name for path in results.iterdir()} == {"fig8.json", *names}
+    before = {path: path.read_bytes() for path in results.iterdir()}
+    assert main([*words, "--no-run"]) == 0
+    assert {path: path.read_bytes() for path in results.iterdir()} == before
+    rows = list(csv.DictReader((results / "fig8-cnn-fashion-mnist-iid.csv").open()))
+    assert [(r["method"], r["round"]) for r in rows][:3] == [
+        ("fedadam-ssm@density=0.01", "1"),
+        ("fedadam-ssm@density=0.01", "2"),
+        ("fedadam-ssm", "1"),
+    ]
+
+
+def test_figure_4_has_all_its_settings(here):
+    assert main(["reproduce", "fig4", *SMALL[:2], "--quick", "--rounds", "1"]) == 0
+    lines = json.loads((here / "runs/quick/results/fig4.json").read_text())
+    found = {(line["method"], line["setting"]) for line in lines}
+    wanted = {"iid", "noniid", "theta-1", "theta-0.5"}
+    assert found == {(name, s) for name in ("fedadam-ssm", "fedadam") for s in wanted}
+    assert (here / "runs/quick/results/fig4-cnn-fashion-mnist.svg").exists()
+
+
+def test_tasks_whose_data_is_not_here_are_left_out_unless_named(here, capsys):
+    words = ["reproduce", "fig5", "--setting", "iid", "--quick", "--rounds", "1"]
+    assert main(words) == 0
+    assert "vgg11-cifar10 is left out: its data is not here" in capsys.readouterr().err
+    assert main([*words, "--task", "vgg11-cifar10"]) == 2
+    assert "fedsift data get cifar-10" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "phrase"),
+    [
+        (["table2"], "table1, fig1"),
+        (["fig2", "--task", "cnn"], "cnn-fashion-mnist"),
+        (["fig2", "--setting", "theta-1"], "iid, noniid"),
+        (["fig5", "--methods", "fedadam"], "fedadam-ssm"),
+        (["table1", "--seeds", "0"], "at least 1"),
+        (["table1", "--no-run"], "no run of table1"),
+        (["table1", *SMALL, "--device", "tpu"], "cuda"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_bad_input_is_one_line(words, phrase, here, capsys):
+    assert main(["reproduce", *words]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert phrase in said[-1]
+    assert said[-1].startswith("fedsift: ")
+
+
+CORE_ONLY = """
+import sys
+
+absent = "typer rich click plotly matplotlib sklearn scipy".split()
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in absent:
+            raise ImportError(name + " is not here")
+
+sys.meta_path.insert(0, Block())
+from fedsift.reproduce.__main__ import main
+main({words!r})
+"""
+
+
+def test_the_runs_need_nothing_but_the_core(here):
+    words = ["table1", *SMALL, "--methods", "fedadam-ssm", "--seeds", "1", "--out", "there"]
+    script = CORE_ONLY.format(words=words)
+    source = Path(__file__).parents[1] / "src"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONPATH": str(source), "FEDSIFT_DATA": str(here.parent / "data")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fedadam-ssm/seed-0: 2 rounds" in done.stderr
+    assert main(["reproduce", "table1", "--quick", "--no-run", "--out", "there"]) == 0
+
+
+def test_the_core_command_refuses_bad_input_in_its_own_words(here, capsys):
+    with pytest.raises(SystemExit) as end:
+        core_main(["fig2", "--task", "cnn"])
+    assert end.value.code == 2
+    assert "unknown task 'cnn'" in capsys.readouterr().err

@@ -1,0 +1,195 @@
+"""What a run records of its uploads: the metrics' bytes, and masks as a plain count has them."""
+
+import shutil
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+import torch
+from torch import nn
+
+from fedsift.algorithms import METHODS
+from fedsift.codec.frame import Spec, encode
+from fedsift.codec.inspect import bytes_by_part, dissect
+from fedsift.codec.update import Update, dense, sparse
+from fedsift.engine import Stacked, Task
+from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go
+from fedsift.runs.uploads import MOST_CLIENTS, Uploads, labels_of, magnitudes_of
+from fedsift.simulation import play
+from fedsift.vector import Layout
+
+LAYOUT = Layout.of(nn.Linear(99, 1))
+D = LAYOUT.d
+
+
+def masks(clients, k, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    return [set(torch.randperm(D, generator=draw)[:k].tolist()) for _ in range(clients)]
+
+
+def update_of(chosen):
+    mask = torch.zeros(1, D, dtype=torch.bool)
+    mask[0, list(chosen)] = True
+    x = torch.linspace(1, 2, D)[None]
+    return Update(sparse({"w": x, "m": x, "v": x}, mask), (1.0,))
+
+
+def summed_up(updates, round=1):
+    uploads = Uploads(D)
+    for client, update in enumerate(updates):
+        spec = Spec(LAYOUT, "any", round, client)
+        uploads.take([spec], update, [len(encode(update, spec))])
+    return uploads.sum_up(round)
+
+
+def test_overlap_and_union_are_those_of_the_masks_as_sets():
+    chosen = masks(clients=7, k=20)
+    (mask,) = summed_up([update_of(c) for c in chosen])["masks"].values()
+    overlaps = [len(a & b) / 20 for a, b in permutations(chosen, 2)]
+    assert mask["kept"] == 20
+    assert mask["overlap"] == pytest.approx(sum(overlaps) / len(overlaps), rel=1e-12)
+    assert mask["union"] == len(set.union(*chosen)) / D
+
+
+def test_every_pair_of_the_first_clients_is_compared():
+    chosen = masks(clients=MOST_CLIENTS + 3, k=9)
+    line = summed_up([update_of(c) for c in chosen], round=50)
+    first = chosen[:MOST_CLIENTS]
+    assert line["clients"] == list(range(MOST_CLIENTS))
+    assert line["shared"] == {"wmv": [[len(a & b) for b in first] for a in first]}
+
+
+def test_masks_of_different_sizes_are_counted_too():
+    line = summed_up([update_of({1, 2, 3, 4}), update_of({3, 4})])
+    assert line["masks"]["wmv"] == {"kept": 3.0, "overlap": 2 / 3, "union": 4 / D}
+
+
+def test_one_client_has_nobody_to_share_with():
+    assert summed_up([update_of({1, 2})])["masks"]["wmv"]["overlap"] is None
+
+
+def test_a_stack_of_clients_is_recorded_as_one_after_another():
+    chosen = masks(clients=5, k=12)
+    each = [update_of(c) for c in chosen]
+    stack = torch.zeros(5, D, dtype=torch.bool)
+    for row, c in zip(stack, chosen, strict=True):
+        row[list(c)] = True
+    x = torch.linspace(1, 2, D).expand(5, D)
+    update = Update(sparse({"w": x, "m": x, "v": x}, stack), (1.0,) * 5)
+    specs = [Spec(LAYOUT, "any", 1, client) for client in range(5)]
+    uploads = Uploads(D)
+    uploads.take(specs, update, [len(encode(u, s)) for u, s in zip(each, specs, strict=True)])
+    assert uploads.sum_up(1) == summed_up(each)
+
+
+def test_a_round_without_uploads_says_so_and_the_next_one_starts_afresh():
+    uploads = Uploads(D)
+    spec, update = Spec(LAYOUT, "any", 3), update_of({5})
+    uploads.take([spec], update, [len(encode(update, spec))])
+    uploads.sum_up(3)
+    assert uploads.sum_up(4) == {"round": 4, "uploads": 0, "bytes": {}, "masks": {}}
+
+
+def test_magnitudes_are_counted_by_decade_and_zeros_apart():
+    x = torch.tensor([0.0, 0.15, -0.15, 1.5e-7, 1e-30])
+    update = Update(dense({"w": torch.cat([x, torch.full((D - 5,), 15.0)])[None]}), (1.0,))
+    found = summed_up([update])["magnitudes"]["w"]
+    assert found["outside"] == 2
+    by_bin = {round(found["from"] + n * found["step"], 6): c for n, c in enumerate(found["counts"])}
+    assert {edge: c for edge, c in by_bin.items() if c} == {-6.9: 1, -0.9: 2, 1.1: D - 5}
+
+
+def test_of_a_large_update_an_even_choice_is_counted():
+    x = torch.cat([torch.full((1 << 17,), 1.5), torch.full((1 << 17,), 15.0)])
+    low, high = (count for count in magnitudes_of(x).tolist() if count)
+    assert low == high
+    assert low + high <= 1 << 16
+
+
+@pytest.mark.parametrize("roles", [("w",), ("w", "m", "v")])
+@pytest.mark.parametrize("k", [1, 30])
+def test_bytes_by_part_are_those_in_the_frame(roles, k):
+    mask = torch.zeros(1, D, dtype=torch.bool)
+    mask[0, :: D // k][:k] = True
+    x = torch.ones(1, D)
+    update = Update(sparse(dict.fromkeys(roles, x), mask), (1.0,))
+    frame = encode(update, Spec(LAYOUT, "any", 200, 3))
+    found = bytes_by_part(update, [Spec(LAYOUT, "any", 200, 3)], [len(frame)])
+    (part,) = dissect(frame).header.parts
+    assert sum(found.values()) == len(frame)
+    assert tuple(found[role] for role in roles) == part.value_bytes
+    assert found["mask"] - part.index_bytes == 1  # the field that says how long it is
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_bytes_of_every_method_add_up_to_what_the_metrics_say(name, tmp_path):
+    config = RunConfig.from_values({"algorithm": name, "clients": 4, "rounds": 2})
+    folder, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
+    history = list(go(folder, federation, begin(folder, federation), config.rounds))
+    lines = folder.uploads()
+    sent = sum(sum(line["bytes"].values()) for line in lines)
+    assert sent / config.clients == history[-1]["uplink_bytes"]
+    is_sparse = "density" in federation.algorithm.settings
+    assert all(bool(line["masks"]) == is_sparse == ("mask" in line["bytes"]) for line in lines)
+    assert all(line["magnitudes"] for line in lines)
+
+
+def test_the_stacked_engine_records_what_the_reference_does():
+    config = RunConfig.from_values({"clients": 4, "rounds": 2, "local_steps": 2})
+    federation = federation_of(config)
+    lines = []
+    for engine in (federation.engine, Stacked(federation.task, federation.algorithm)):
+        uploads = Uploads(federation.task.layout.d)
+        watched = replace(federation, engine=engine, on_upload=uploads.take)
+        next(play(watched, watched.first(), 1))
+        lines.append(uploads.sum_up(1))
+    ours, theirs = lines
+    assert ours["uploads"] == theirs["uploads"] == 4
+    assert theirs["masks"]["wmv"]["overlap"] == pytest.approx(ours["masks"]["wmv"]["overlap"], 0.02)
+    assert theirs["bytes"]["w"] == ours["bytes"]["w"]
+
+
+def test_watching_changes_no_bit_of_the_training():
+    config = RunConfig.from_values({"clients": 4, "local_steps": 2})
+    federation = federation_of(config)
+    watched = replace(federation, on_upload=Uploads(federation.task.layout.d).take)
+    ours, theirs = (f.play(f.first())[0].state for f in (federation, watched))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_the_clients_labels_are_counted(tmp_path):
+    config = RunConfig.from_values({"clients": 5, "partition": "dirichlet"})
+    federation = federation_of(config)
+    counts = labels_of(federation.task)
+    for (_, y), row in zip(federation.task.clients, counts, strict=True):
+        assert row == [int((y == label).sum()) for label in range(10)]
+
+
+@pytest.mark.parametrize("y", [torch.randn(3, 1), torch.tensor([0, -1]), torch.tensor([10**6])])
+def test_targets_that_are_no_classes_are_not_counted(y):
+    model = nn.Linear(2, 1)
+    clients = [(torch.randn(len(y), 2), y)]
+    task = Task(model, nn.functional.mse_loss, clients, None, None, 0, Layout.of(model))
+    assert labels_of(task) is None
+
+
+def test_a_run_that_recorded_nothing_goes_on(tmp_path):
+    config = RunConfig.from_values({"clients": 3, "rounds": 2, "local_steps": 1})
+    folder, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
+    next(go(folder, federation, begin(folder, federation), 2))
+    list(go(folder, federation, begin(folder, federation), 1))
+    folder.uploads_file.unlink()
+    folder.clients_file.unlink()
+    list(go(folder, federation, begin(folder, federation), 2))
+    assert [line["round"] for line in folder.uploads()] == [2]
+
+
+def test_a_line_that_a_crash_cut_off_is_dropped_with_what_follows(tmp_path):
+    config = RunConfig.from_values({"clients": 3, "rounds": 2, "local_steps": 1})
+    folder, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
+    list(go(folder, federation, begin(folder, federation), 2))
+    whole = shutil.copy(folder.uploads_file, tmp_path / "whole")
+    with folder.uploads_file.open("a") as file:
+        file.write('{"round": 3, "upl')
+    begin(folder, federation)
+    assert folder.uploads_file.read_text() == whole.read_text()
