@@ -8,7 +8,6 @@ Fashion-MNIST in FEDSIFT_DATA; some minutes each.
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from tables import HERE, replace_rows
 
-from fedsift.data.files import FASHION_FILES, FASHION_MNIST, data_folder, read_fashion_mnist
+from fedsift.data.files import read_fashion_mnist, use_data_folder
 from fedsift.runs.compare import row_of
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment, federation_of
@@ -60,20 +59,25 @@ def main(names: list[str]) -> None:
                 continue
             if task.images:
                 shorten(task.images, Path(folder))
-                os.environ["FEDSIFT_DATA"] = folder
+                use_data_folder(Path(folder))
             replace_rows(HERE / "advise_command.csv", HEADER, study(name, task))
 
 
 def shorten(images: int, folder: Path) -> None:
     """A folder with a smaller Fashion-MNIST, in the format of the whole one."""
-    (folder / FASHION_MNIST).mkdir(exist_ok=True)
+    (folder / "fashion-mnist").mkdir()
     for part, number in (("train", images), ("t10k", images // 3)):
         x, y = read_fashion_mnist(part)
         rows = np.random.default_rng(CALIBRATED).permutation(len(x))[:number]
-        for kind, values in zip(FASHION_FILES, (x[rows, 0], y[rows].astype(np.uint8)), strict=True):
-            sizes = np.array(values.shape, ">u4").tobytes()
-            raw = bytes((0, 0, 8, values.ndim)) + sizes + values.tobytes()
-            (folder / FASHION_MNIST / f"{part}-{kind}").write_bytes(gzip.compress(raw, 1))
+        write_idx(folder / f"fashion-mnist/{part}-images-idx3-ubyte.gz", x[rows, 0])
+        write_idx(folder / f"fashion-mnist/{part}-labels-idx1-ubyte.gz", y[rows])
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    """Bytes in the IDX format: two zeros, type, number of axes, their sizes, the data."""
+    sizes = np.array(values.shape, ">u4").tobytes()
+    raw = bytes((0, 0, 8, values.ndim)) + sizes + values.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(raw, 1))
 
 
 def study(name: str, task: HeldOut) -> list[tuple[object, ...]]:
@@ -124,5 +128,4 @@ def shown(x: float | None) -> str:
 
 
 if __name__ == "__main__":
-    assert data_folder().exists(), "point FEDSIFT_DATA at the folder of Fashion-MNIST"
     main(sys.argv[1:])

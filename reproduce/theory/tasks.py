@@ -87,7 +87,9 @@ def made(whole: Task) -> tuple[object, ...]:
     """What a row's figures come from: images, seed, commit, device."""
     x = whole.clients[0][0]
     device = torch.cuda.get_device_name() if x.is_cuda else "cpu"
-    return sum(len(y) for _, y in whole.clients), whole.seed, commit(), device
+    return sum(len(y) for _, y in whole.clients), whole.seed, COMMIT, device
 
 
 MADE = ("images", "seed", "commit", "device")
+COMMIT = commit()
+"""As the script begins: the tables that it writes are no change of the code."""

@@ -78,6 +78,15 @@ def test_weights_far_apart_do_not_overflow():
     assert set(costs) == {*MASKS, "best"}
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_an_error_that_hardly_counts_does_not_keep_the_gap_open(seed):
+    """Without the box, corners ran away along its axis and doubled with every cut."""
+    delta = problem(seed, 2000).delta
+    light = Sparsification(delta, DeviationCoefficients(0.0, -18.0, -5.0, 0.0))
+    for k in (20, 100, 400):
+        assert best_mask(light, k, cuts=60).gap <= 1e-4
+
+
 def test_the_whole_vector_costs_nothing():
     mine = problem(0, 6)
     assert best_mask(mine, 6).cost == 0

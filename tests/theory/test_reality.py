@@ -10,7 +10,7 @@ from fedsift.engine.task import Task
 from fedsift.mask import kept, top_k
 from fedsift.theory.deviation import deviation_recurrence
 from fedsift.theory.objective import Objective
-from fedsift.theory.reality import visited_noise, watch
+from fedsift.theory.reality import updates, visited_noise, watch
 from fedsift.theory.sharper import sharper_coefficients
 from fedsift.theory.trials import run_trial, sampling_ratios
 from fedsift.vector import Layout, Moments
@@ -113,3 +113,16 @@ def test_the_sharper_bound_is_zero_where_nothing_is_lost_and_the_theorem_is_not(
     }  # fmt: skip
     assert sharper_coefficients(l=30, **values).log_phi == -math.inf
     assert deviation_recurrence(d=100, **values).after(30).log_phi > 0
+
+
+def test_updates_are_the_watched_ones_client_by_client():
+    """Also where the clients' batches differ, so that they do not train in one stack."""
+    draw = torch.Generator().manual_seed(0)
+    sizes = (3, 9, 3, 9, 2)
+    data = [torch.randn(n, 6, generator=draw, dtype=torch.float64).split((5, 1), 1) for n in sizes]
+    model = nn.Linear(5, 1, dtype=torch.float64)
+    task = Task(model, nn.functional.mse_loss, data, None, 4, 0, Layout.of(model))
+    method = fedadam_ssm(local_steps=3, density=0.5)
+    for found, seen in zip(updates(task, method, 2), watch(task, method, 2), strict=True):
+        for mine, theirs in zip(found, seen.delta, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)

@@ -71,7 +71,7 @@ def bounds(
 ) -> None:
     """Print the paper's bounds for given constants, and say which of them mean anything.
 
-    The defaults are the paper's settings and the constants that were measured on digits.
+    The defaults are the paper's settings and constants like those that were measured on digits.
 
     Example: `fedsift bounds --d 21840 --rho 110 --grad-bound 25 --eps 0.01`
     """

@@ -54,6 +54,11 @@ class Setting:
         return self.grad_bound * self.grad_bound * self.d
 
     @property
+    def squared_steps(self) -> float:
+        """L², as a float: it may be too large, but it overflows to infinity, which is refused."""
+        return float(self.local_steps) * self.local_steps
+
+    @property
     def noise(self) -> float:
         """Σ D̃ₙ (σ_l/√D̃ₙ + σ_g)² / Σ D̃ₙ, the mean squared error of a client's gradient."""
         each = [n * (self.sigma_l / math.sqrt(n) + self.sigma_g) ** 2 for n in self.batches]
@@ -62,9 +67,9 @@ class Setting:
     @property
     def adam_gap(self) -> float:
         """How unlike the sum of L Adam steps and one gradient may be, in units of G²d."""
-        L, eps, g2 = self.local_steps, self.eps, self.grad_bound * self.grad_bound
-        fresh = L - self.beta2 * (1 - self.beta2**L) / (1 - self.beta2)
-        momentum = 4 * self.beta1 * (1 - self.beta1**L) / (1 - self.beta1) ** 2
+        L, eps, g2 = float(self.local_steps), self.eps, self.grad_bound * self.grad_bound
+        fresh = L - self.beta2 * (1 - math.pow(self.beta2, L)) / (1 - self.beta2)
+        momentum = 4 * self.beta1 * (1 - math.pow(self.beta1, L)) / (1 - self.beta1) ** 2
         return g2 / eps * (g2 / eps) * self.d * L * fresh / (4 * eps) + (L * L + momentum) / eps + 1
 
 
@@ -117,7 +122,7 @@ def nonconvex_bound(setting: Setting, *, rounds: int, gap: float, printed: bool 
     (True, True)
     """
     check(rounds=rounds, gap=gap)
-    g2d, L2 = setting.squared_gradient, setting.local_steps**2
+    g2d, L2 = setting.squared_gradient, setting.squared_steps
     unit, drift = g2d * L2 / setting.eps, setting.rho * setting.rho * L2 / (3 * setting.eps)
     lr, rho, alpha = setting.lr, setting.rho, setting.density
     initial, adam = 2 * gap / (lr * rounds), 6 * g2d * setting.adam_gap
@@ -165,7 +170,7 @@ def nonconvex_rate(
     (0.0004, 0.5)
     """
     check(rounds=rounds)
-    lr = scale / (setting.local_steps**2 * math.sqrt(rounds))
+    lr = scale / (setting.squared_steps * math.sqrt(rounds))
     return lr, nonconvex_bound(replace(setting, lr=lr), rounds=rounds, gap=gap, printed=printed)
 
 
@@ -189,7 +194,7 @@ def pl_rate(
     check(rounds=rounds, mu=mu)
     if rounds < 2:
         raise ValueError(f"rounds must be at least 2, as ln 1 = 0, got {rounds}")
-    L2 = setting.local_steps**2
+    L2 = setting.squared_steps
     lr = (L2 / mu if scale is None else scale) * math.log(rounds) / (L2 * rounds)
     at_lr = replace(setting, lr=lr)
     return lr, pl_bound(at_lr, rounds=rounds, gap=gap, mu=mu, printed=printed)

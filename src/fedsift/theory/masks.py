@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 import torch
@@ -122,20 +123,20 @@ def best_mask(
 
 
 class _Hull:
-    """The points y of all masks, enclosed by the cuts λ·y ≥ h that are known so far.
+    """The points y of all masks, enclosed by the box [h, 1]³ and the cuts λ·y ≥ h known so far.
 
-    No λ is negative, so what the cuts leave ends in corners (y, 1) and in the three axes (e, 0),
-    which go on for ever. ``touches`` says which end lies on which cut; two ends on two common cuts
-    are those of an edge.
+    ``touches`` says which corner of what is left lies on which of these planes. Two corners on two
+    common planes are on one edge.
     """
 
     def __init__(self, problem: Sparsification, k: int) -> None:
         self.problem, self.k = problem, k
         self.best, self.best_cost = np.eye(3)[0], np.inf
-        self.normals = np.eye(3)
-        first = [float(normal @ self.least(normal)) for normal in self.normals]
-        self.ends = np.vstack([[*first, 1.0], np.eye(3, 4)])
-        self.touches = np.eye(4, 3, k=-1) == 0
+        self.normals = np.vstack([np.eye(3), -np.eye(3)])
+        least = [float(normal @ self.least(normal)) for normal in np.eye(3)]
+        at_top = np.array(list(product((False, True), repeat=3)))
+        self.corners = np.where(at_top, 1.0, least)
+        self.touches = np.hstack([~at_top, at_top])
 
     def least(self, normal: Array) -> Array:
         """The point of the mask that minimises λ·y; the cheapest of these masks is kept."""
@@ -148,24 +149,37 @@ class _Hull:
     def cut(self, normal: Array, corner: Array | None = None) -> bool:
         """Cut off whatever has λ·y below its minimum; False if the corner given stays."""
         level = float(normal @ self.least(normal))
-        over = self.ends @ np.append(normal, -level)
+        over = self.corners @ normal - level
         on = np.abs(over) <= 1e-13 * level
         out, inside = (over < 0) & ~on, (over > 0) & ~on
         common = self.touches[out][:, None] & self.touches[inside]
         a, b = np.nonzero(common.sum(-1) >= 2)
-        ends = over[inside][b, None] * self.ends[out][a] - over[out][a, None] * self.ends[inside][b]
-        self.ends = np.vstack([self.ends[~out], ends / ends[:, -1:]])
-        known = np.vstack([self.touches[~out], common[a, b]])
-        self.touches = np.column_stack([known, [*on[~out], *[True] * len(ends)]])
+        below, above = over[out][a, None], over[inside][b, None]
+        new = (above * self.corners[out][a] - below * self.corners[inside][b]) / (above - below)
+        known = np.column_stack([self.touches[~out], on[~out]])
+        fresh = np.column_stack([common[a, b], np.ones(len(new), np.bool_)])
         self.normals = np.vstack([self.normals, normal])
+        self._keep(np.vstack([self.corners[~out], new]), np.vstack([known, fresh]))
         return corner is None or level > float(normal @ corner) * (1 + 1e-12)
 
+    def _keep(self, corners: Array, touches: NDArray[np.bool_]) -> None:
+        """Keep one of those that rounding alone tells apart; else they double with every cut."""
+        cells, group = np.unique(np.round(corners, 12), axis=0, return_inverse=True)
+        self.corners = np.ones_like(cells)
+        self.touches = np.zeros((len(cells), touches.shape[1]), np.bool_)
+        np.minimum.at(self.corners, group.ravel(), corners)
+        np.logical_or.at(self.touches, group.ravel(), touches)
+
     def lowest(self, share: Array) -> tuple[Array, Array]:
-        """The corner of least cost, and a λ between those of the cuts that meet there."""
-        corners = np.flatnonzero(self.ends[:, -1])
-        costs = np.sqrt(self.ends[corners, :3]) @ share
-        found = corners[int(np.argmin(costs))]
-        return self.ends[found, :3], self.normals[self.touches[found]].mean(0)
+        """The corner of least cost, and a λ between those of the cuts that meet there.
+
+        Where the box ends, what it counts for is halved: that too is between, and not negative.
+        """
+        found = int(np.argmin(np.sqrt(self.corners) @ share))
+        touched = self.touches[found].copy()
+        at_top, touched[3:6] = touched[3:6].copy(), False
+        between = self.normals[touched].mean(0) * np.where(at_top, 0.5, 1.0)
+        return self.corners[found], between / between.sum()
 
 
 def mask_costs(problem: Sparsification, k: int) -> dict[str, float]:

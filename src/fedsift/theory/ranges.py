@@ -44,6 +44,15 @@ def check(**values: float) -> None:
     """
     for name, value in values.items():
         meaning, holds = RULES[name]
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or not holds(value):
+        if not _is_number(value) or not holds(value):
             raise ValueError(f"{name} must be {meaning}, got {value!r}")
+
+
+def _is_number(value: float) -> bool:
+    """Whether it is a finite number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number with more than 308 digits
+        return False

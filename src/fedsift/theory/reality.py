@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -121,7 +120,8 @@ def updates(task: Task, algorithm: Algorithm, rounds: int) -> Iterator[Moments]:
     for _ in range(rounds):
         sent.clear()
         snapshot, _ = federation.play(snapshot)
-        order = np.argsort([n for clients in sent for n in clients])
+        who = [n for clients in sent for n in clients]  # in stacks of equal batches
+        order = sorted(range(len(who)), key=who.__getitem__)
         yield Moments(*(torch.cat(xs)[order] for xs in zip(*sent.values(), strict=True)))
 
 

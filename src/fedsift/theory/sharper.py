@@ -46,32 +46,51 @@ def sharper_coefficients(
         l=l, beta1=beta1, beta2=beta2, eps=eps, lr=lr, rho=rho, grad_bound=grad_bound,
         sigma_l=sigma_l, sigma_g=sigma_g, batch=batch,
     )  # fmt: skip
-    noise = log_sum(log(sigma_l) - math.log(batch) / 2, log(sigma_g))
-    starts = (
-        (0.0, NOTHING, NOTHING, NOTHING), (NOTHING, 0.0, NOTHING, NOTHING),
-        (NOTHING, NOTHING, 0.0, NOTHING), (NOTHING, NOTHING, NOTHING, noise),
-    )  # fmt: skip
-    ends = [_walk(int(l), start, beta1, beta2, eps, lr, rho, grad_bound) for start in starts]
-    return DeviationCoefficients(*ends)
+    step = _step(beta1, beta2, eps, lr, rho, grad_bound)
+    w, m, v, noise = _power(step, int(l))[0]
+    s = log_sum(log(sigma_l) - math.log(batch) / 2, log(sigma_g))
+    return DeviationCoefficients(w, m, v, noise + s)
 
 
-def _walk(
-    steps: int,
-    start: tuple[float, float, float, float],
-    beta1: float,
-    beta2: float,
-    eps: float,
-    lr: float,
-    rho: float,
-    grad_bound: float,
-) -> float:
-    """Log δ after the steps, from the logarithms of X_W, X_M, X_V and s."""
-    w, m, v, noise = start
-    log_eps, log_g = math.log(eps), log(grad_bound)
-    for _ in range(steps):
-        gradient = log_sum(noise, log(rho) + w)
-        m = log_sum(log(beta1) + m, math.log1p(-beta1) + gradient)
-        v = log_sum(log(beta2) + v, math.log1p(-beta2) + math.log(2) + log_g + gradient)
-        step = log_sum(m - log_eps / 2, log_g + v - math.log(2) - 1.5 * log_eps)
-        w = log_sum(w, log(lr) + step)
-    return w
+Matrix = tuple[tuple[float, ...], ...]
+"""The logarithms of a matrix with no negative entry."""
+UNIT: Matrix = tuple(tuple(0.0 if i == j else NOTHING for j in range(4)) for i in range(4))
+
+
+def _step(
+    beta1: float, beta2: float, eps: float, lr: float, rho: float, grad_bound: float
+) -> Matrix:
+    """One step of (X_W, X_M, X_V, s), from the old four to the new."""
+    log_eps, log_g, log_2 = math.log(eps), log(grad_bound), math.log(2)
+    gradient = (log(rho), NOTHING, NOTHING, 0.0)
+    m = _sum(_times(log(beta1), UNIT[1]), _times(math.log1p(-beta1), gradient))
+    fresh = math.log1p(-beta2) + log_2 + log_g
+    v = _sum(_times(log(beta2), UNIT[2]), _times(fresh, gradient))
+    moved = _sum(_times(-log_eps / 2, m), _times(log_g - log_2 - 1.5 * log_eps, v))
+    return _sum(UNIT[0], _times(log(lr), moved)), m, v, UNIT[3]
+
+
+def _times(log_factor: float, row: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(log_factor + x for x in row)
+
+
+def _sum(one: tuple[float, ...], other: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(map(log_sum, one, other))
+
+
+def _product(a: Matrix, b: Matrix) -> Matrix:
+    columns = tuple(zip(*b, strict=True))
+    return tuple(
+        tuple(log_sum(*(x + y for x, y in zip(row, column, strict=True))) for column in columns)
+        for row in a
+    )
+
+
+def _power(matrix: Matrix, n: int) -> Matrix:
+    """By squaring, so that a million steps are twenty."""
+    found = UNIT
+    while n:
+        if n % 2:
+            found = _product(found, matrix)
+        matrix, n = _product(matrix, matrix), n // 2
+    return found
