@@ -393,3 +393,65 @@ def efficient_adam(
         residual = mean + residual - broadcast
         W = W + broadcast
     return W, M, V
+
+
+# sift
+
+
+def log_quantise(x: Vector, bits: int) -> Vector:
+    """The nearest of 0 and +-scale 2^(-R (L - l) / (L - 1)), l = 1..L, R = 2 (bits - 1)."""
+    top, octaves = 2 ** (bits - 1) - 1, 2 * (bits - 1)
+    scale = np.max(np.abs(x))
+    if scale == 0:
+        return np.zeros_like(x)
+    above = [np.float32(2 ** (-octaves * i / (top - 1))) for i in reversed(range(top))]
+    levels = np.array([0.0, *above])
+    nearest = np.argmin(np.abs(np.abs(x / scale)[:, None] - levels), axis=1)
+    value: Vector = np.sign(x) * levels[nearest] * scale
+    return value
+
+
+def sift(
+    gradients: Sequence[Gradient],
+    weights: Sequence[float],
+    w0: npt.ArrayLike,
+    rounds: int,
+    *,
+    density: float,
+    down_density: float,
+    decay: float,
+    bits: int,
+    local_steps: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> State:
+    """Error feedback on dW that fades; dV under the same mask; M = 0 in every round."""
+    W, M, V = start(w0)
+    up, down = count(density, W.size), count(down_density, W.size)
+    residuals = [np.zeros_like(W) for _ in gradients]  # e_n
+    residual_w, residual_v = np.zeros_like(W), np.zeros_like(W)  # the server's
+
+    def sifted(w: Vector, v: Vector, k: int) -> tuple[Vector, Vector]:
+        mask = top_k(w, k)
+        sent_w, sent_v = np.zeros_like(w), np.zeros_like(v)
+        sent_w[mask] = quantise(w[mask], bits)
+        sent_v[mask] = log_quantise(v[mask], 4)
+        return sent_w, sent_v
+
+    for _ in range(rounds):
+        dW_hats, dV_hats = [], []
+        for n, gradient in enumerate(gradients):
+            w, _, v = adam(gradient, (W, M, V), local_steps, lr, beta1, beta2, eps)
+            u = w - W + decay * residuals[n]
+            sent_w, sent_v = sifted(u, v - V, up)
+            residuals[n] = u - sent_w
+            dW_hats.append(sent_w)
+            dV_hats.append(sent_v)
+        mean_w = weighted_mean(dW_hats, weights) + residual_w
+        mean_v = weighted_mean(dV_hats, weights) + residual_v
+        sent_w, sent_v = sifted(mean_w, mean_v, down)
+        residual_w, residual_v = mean_w - sent_w, mean_v - sent_v
+        W, V = W + sent_w, np.maximum(V + sent_v, 0)
+    return W, M, V

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from fedsift import algorithms
 from fedsift.engine import Ranks, Reference, Stacked, ranks
 from fedsift.engine.message import WorkerDied
-from fedsift.engine.task import Diverged
+from fedsift.engine.task import Diverged, Job
 from fedsift.simulation import prepare
 from problems import ridge
 
@@ -259,3 +259,16 @@ def test_beside_a_gpu_processes_are_forked_before_anything_is_trained(monkeypatc
     monkeypatch.setattr(fed.engine.here, "train", lambda job: pytest.fail("trained here"))
     fed.play(fed.first())
     assert len(fed.engine.pipes) == 2
+
+
+def test_a_method_may_keep_the_gradients_that_it_is_given():
+    fed = federation(participation=1.0, dropout=0.0)
+    kept = []
+
+    def step(x, gradient):
+        kept.append(gradient)
+        return x._replace(w=x.w - 0.1 * gradient)
+
+    phase = replace(fed.algorithm.phase(1), step=step)
+    list(Reference(fed.task).train(Job(1, phase, fed.first().state, (0,), {0: {}})))
+    assert len({float(gradient.sum()) for gradient in kept}) == phase.local_steps

@@ -132,7 +132,9 @@ OPTIONS: dict[str, list[Option]] = {
         ("beta1", float, "Decay of the first moment."),
         ("beta2", float, "Decay of the second moment."),
         ("eps", float, "ε inside Adam's square root."),
-        ("bits", int, "Efficient-Adam: bits a coordinate, 2 to 8."),
+        ("bits", int, "Efficient-Adam and sift: bits a coordinate of W, 2 to 8."),
+        ("down-density", float, "sift: the share of coordinates that the server sends, in (0, 1]."),
+        ("decay", float, "sift: how much of what was not sent is kept for later, in [0, 1]."),
         ("warmup-rounds", int, "1-bit Adam: rounds of FedAdam before the compression."),
     ],
 }

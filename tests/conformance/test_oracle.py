@@ -22,6 +22,7 @@ CASES = {
     "sparse_fedsgd": {"lr": 0.01, **SPARSE},
     "onebit_adam": {**ADAM, "warmup_rounds": 3},
     "efficient_adam": {**ADAM, "bits": 4},
+    "sift": {**ADAM, **SPARSE, "down_density": 0.5, "decay": 0.9, "bits": 4},
 }
 
 

@@ -20,6 +20,7 @@ from fedsift.algorithms.method import (
     settings_of,
 )
 from fedsift.algorithms.onebit_adam import onebit_adam
+from fedsift.algorithms.sift import sift
 from fedsift.algorithms.sparse_fedsgd import sparse_fedsgd
 
 __all__ = [
@@ -41,5 +42,6 @@ __all__ = [
     "method",
     "onebit_adam",
     "settings_of",
+    "sift",
     "sparse_fedsgd",
 ]

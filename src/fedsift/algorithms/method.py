@@ -179,9 +179,12 @@ def find(name: str) -> Callable[..., Algorithm]:
 Range = tuple[str, Callable[[float], bool]]
 _POSITIVE: Range = ("a positive number", lambda x: 0 < x < math.inf)
 _DECAY: Range = ("in [0, 1)", lambda x: 0 <= x < 1)
+_SHARE: Range = ("in (0, 1]", lambda x: 0 < x <= 1)
 _COUNT: Range = ("a whole number of at least 1", lambda x: isinstance(x, int) and x >= 1)
 _RANGES: dict[str, Range] = {
-    "density": ("in (0, 1]", lambda x: 0 < x <= 1),
+    "density": _SHARE,
+    "down_density": _SHARE,
+    "decay": ("in [0, 1]", lambda x: 0 <= x <= 1),
     "lr": _POSITIVE,
     "beta1": _DECAY,
     "beta2": _DECAY,

@@ -93,7 +93,8 @@ class Trainer:
                     rows = torch.from_numpy(batches[step]).to(data.device)
                     batch = data.index_select(0, rows), labels.index_select(0, rows)
                 total += self.differentiate(x.w[0], *batch)
-                x = job.phase.step(x, self.gradient[None])
+                # A copy, as a method may keep it, and the next step would write over it.
+                x = job.phase.step(x, self.gradient[None].clone())
         return x, total / steps
 
     def differentiate(self, w: Tensor, data: Tensor, labels: Tensor) -> float:

@@ -1,0 +1,80 @@
+"""sift: few coordinates in few bits both ways; what is left behind is not forgotten at once.
+
+This project's own method. It keeps FedAdam-SSM's shared mask and changes what it costs:
+
+- A client adds to ΔW what it did not send before, faded (error feedback with a decay), and sends
+  the largest coordinates of the sum in a few bits each.
+- ΔV travels under the same mask, in logarithmic codes. M does not travel at all: its half-life of
+  a few steps is shorter than a round, and so every round starts with M = 0.
+- The server does with the mean what the clients do with their updates, so that the downlink is
+  sparse, too.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from torch import Tensor
+
+from fedsift.adam import adam_step
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
+from fedsift.codec.update import Parts, Role, sparse
+from fedsift.codec.values import Linear, Log, ValueCoder
+from fedsift.mask import kept, top_k
+from fedsift.vector import Moments
+
+V_BITS = 4
+"""Bits of a value of V, whose magnitudes span many octaves."""
+
+
+@method("sift")
+def sift(
+    density: float = 0.01,
+    down_density: float = 0.05,
+    decay: float = 0.9,
+    bits: int = 4,
+    local_steps: int = 30,
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-6,
+) -> Algorithm:
+    """Sift: k (bits + 4 + log₂ d) bits a client and round.
+
+    >>> sift(density=0.01).phase(1).paper_bits(1024)
+    180.0
+    """
+
+    def send(
+        context: Context, start: Moments, end: Moments, memory: Memory
+    ) -> tuple[Parts, Memory]:
+        wanted = end.w - start.w + decay * memory["residual"]
+        parts, (residual, _) = sifted(wanted, end.v - start.v, kept(density, context.d), bits)
+        return parts, {"residual": residual}
+
+    def broadcast(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
+        w, v = mean.w[None] + memory["residual"], mean.v[None] + memory["residual_v"]
+        parts, (of_w, of_v) = sifted(w, v, kept(down_density, context.d), bits)
+        return parts, {"residual": of_w, "residual_v": of_v}
+
+    def paper_bits(d: int) -> float:
+        return kept(density, d) * (bits + V_BITS + math.log2(d))
+
+    step = partial(adam_step, lr=lr, beta1=beta1, beta2=beta2, eps=eps)
+    return Algorithm(
+        always(Phase(local_steps, step, send, paper_bits, broadcast=broadcast)),
+        client_memory=("residual",),
+        server_memory=("residual", "residual_v"),
+    )
+
+
+def sifted(w: Tensor, v: Tensor, k: int, bits: int) -> tuple[Parts, tuple[Tensor, Tensor]]:
+    """The k largest coordinates of w, and v's there, in few bits; and what is left of both."""
+    wide = w.dtype.itemsize > 4
+    coders: dict[Role, ValueCoder] = {"w": Linear(bits, wide=wide), "v": Log(V_BITS, wide=wide)}
+    (part,) = sparse({"w": w, "v": v}, top_k(w, k), coders, k=k)
+    assert part.indices is not None
+    left_w = w.scatter_add(-1, part.indices, -part.values["w"].restore())
+    left_v = v.scatter_add(-1, part.indices, -part.values["v"].restore())
+    return (part,), (left_w, left_v)
