@@ -1,7 +1,7 @@
 """A slow link on loopback: it passes bytes on at a given rate and counts them.
 
-One stands between each SuperNode and the SuperLink. What it counts is what crosses the socket:
-TLS records and all.
+One stands between each SuperNode and the SuperLink where bytes are counted, and where the kernel's
+links (veth.py) are not allowed. What it counts is what crosses the socket: TLS records and all.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ CHUNK = 8192
 
 class Link:
     """Listens on a port of its own and passes on to another, each way at ``rate`` bits a second."""
+
+    kind = "proxies on loopback"
+    host = HOST
+    within: tuple[str, ...] = ()
 
     def __init__(self, target: int, rate: float | None = None) -> None:
         self.target, self.rate = target, rate

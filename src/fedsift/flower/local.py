@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,16 +44,17 @@ class LocalFederation:
     env: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    address: str = LOOPBACK
 
     def __enter__(self) -> LocalFederation:
         self.folder = self.folder.absolute()
         self.home.mkdir(parents=True, exist_ok=True)
         for old in self.folder.glob("state.db*"):
             old.unlink()  # it knows keys and runs of another time
-        make_certificates(self.folder)
+        make_certificates(self.folder, self.address)
         self.port = self.port or free_port()
         about = {
-            "address": f"{LOOPBACK}:{self.port}",
+            "address": f"{self.address}:{self.port}",
             "root-certificates": str(self.folder / "ca.crt"),
         }
         settings = {"superlink": {"default": "demo", "demo": about}}
@@ -82,14 +83,14 @@ class LocalFederation:
         """Start the server that all talk to, and wait until it listens."""
         self.start(
             "superlink",
-            ["flower-superlink", "--host", LOOPBACK, "--port", str(self.port),
+            ["flower-superlink", "--host", self.address, "--port", str(self.port),
              "--database", str(self.folder / "state.db"), "--enable-supernode-auth",
              "--ssl-certfile", str(self.folder / "server.pem"),
              "--ssl-keyfile", str(self.folder / "server.key"),
              "--ssl-ca-certfile", str(self.folder / "ca.crt"),
              "--disable-runtime-dependency-installation"],
         )  # fmt: skip
-        self.wait_until(lambda: listens(self.port), "superlink")
+        self.wait_until(lambda: listens(self.address, self.port), "superlink")
 
     def register(self, names: Iterable[str]) -> dict[str, Path]:
         """Make each SuperNode's key and tell the SuperLink of it; the keys by name."""
@@ -105,16 +106,23 @@ class LocalFederation:
         return keys
 
     def start_node(
-        self, name: str, key: Path, partition: int, partitions: int, port: int | None = None
+        self,
+        name: str,
+        key: Path,
+        partition: int,
+        partitions: int,
+        port: int | None = None,
+        within: Sequence[str] = (),
     ) -> None:
-        """Start a SuperNode; it finds the SuperLink at that port of this machine."""
+        """Start a SuperNode, by the command ``within``; it finds the SuperLink at that port."""
         self.start(
             name,
-            ["flower-supernode", "--superlink", f"{LOOPBACK}:{port or self.port}",
+            ["flower-supernode", "--superlink", f"{self.address}:{port or self.port}",
              "--root-certificates", str(self.folder / "ca.crt"),
              "--auth-supernode-private-key", str(key),
              "--host", LOOPBACK, "--port", str(free_port()),
              "--node-config", f"partition-id={partition} num-partitions={partitions}"],
+            within,
         )  # fmt: skip
 
     def run(self, app: Path, config: str = "", name: str = "run") -> None:
@@ -132,11 +140,11 @@ class LocalFederation:
             raise ProcessFailed(f"flwr {words[0]} failed: {said[-500:]}")
         return done.stdout
 
-    def start(self, name: str, words: list[str]) -> None:
+    def start(self, name: str, words: list[str], within: Sequence[str] = ()) -> None:
         """Start a process in a session of its own, where our Ctrl-C does not reach it."""
         with self.log(name).open("ab") as out:
             self.processes[name] = subprocess.Popen(
-                [command(words[0]), *words[1:]], env=self.environment(), cwd=self.folder,
+                [*within, command(words[0]), *words[1:]], env=self.environment(), cwd=self.folder,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
@@ -220,8 +228,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def listens(port: int) -> bool:
-    """Whether somebody listens on a port."""
+def listens(address: str, port: int) -> bool:
+    """Whether somebody listens there."""
     with socket.socket() as probe:
         probe.settimeout(1)
-        return probe.connect_ex((LOOPBACK, port)) == 0
+        return probe.connect_ex((address, port)) == 0
