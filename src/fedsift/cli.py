@@ -173,6 +173,10 @@ def _parameter(option: Option, panel: str) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
+Method = Annotated[
+    str | None,
+    typer.Option("--algorithm", help=f"One of: {', '.join(METHODS)}.", show_default="fedadam-ssm"),
+]
 Config = Annotated[
     Path | None, typer.Option("--config", help="A TOML file of the same keys; flags win over it.")
 ]
@@ -201,12 +205,7 @@ def common(
 @with_run_options
 def run(
     *,
-    algorithm: Annotated[
-        str | None,
-        typer.Option(
-            "--algorithm", help=f"One of: {', '.join(METHODS)}.", show_default="fedadam-ssm"
-        ),
-    ] = None,
+    algorithm: Method = None,
     config: Config = None,
     out: Out = None,
     data_dir: DataDir = None,
@@ -394,12 +393,7 @@ def bench(
 @with_run_options
 def demo(
     *,
-    algorithm: Annotated[
-        str | None,
-        typer.Option(
-            "--algorithm", help=f"One of: {', '.join(METHODS)}.", show_default="fedadam-ssm"
-        ),
-    ] = None,
+    algorithm: Method = None,
     config: Config = None,
     out: Out = None,
     given: dict[str, Any],
