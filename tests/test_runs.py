@@ -143,6 +143,20 @@ def test_a_broken_checkpoint_is_refused_and_left_as_it_is(breaks, phrase, stoppe
     refused(stopped, capsys, str(stopped.checkpoint_file), phrase)
 
 
+def test_a_digit_that_changes_no_number_is_noticed_too(stopped, federation):
+    """0.1 and 0.10000000000000001 are one number: the seal is on what is written, not on it."""
+    whole = stopped.checkpoint_file.read_bytes()
+    start = whole.index(b'\\"seconds\\": ') + len(b'\\"seconds\\": ')
+    number = whole[start : whole.index(b",", start)]
+    longer = number + b"0"
+    size = int.from_bytes(whole[:8], "little") + 1
+    changed = size.to_bytes(8, "little") + whole[8:].replace(number, longer, 1)
+    stopped.checkpoint_file.write_bytes(changed)
+    assert float(number) == float(longer)
+    with pytest.raises(ConfigError, match="it was altered"):
+        stopped.load(federation, "cpu")
+
+
 @pytest.mark.parametrize("part", ["header", "tensors"])
 def test_no_flipped_bit_goes_unnoticed(part, stopped, federation):
     whole = stopped.checkpoint_file.read_bytes()

@@ -23,9 +23,9 @@ class CorruptFile(ValueError):
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write named tensors and a JSON object about them, sealed with a digest of both."""
     whole = {name: x.detach().contiguous() for name, x in tensors.items()}
-    sealed = {**about, "digest": digest(about, whole)}
+    text = json.dumps(about)
     partial = path.with_suffix(".partial")
-    save_file(whole, partial, metadata={"fedsift": json.dumps(sealed)})
+    save_file(whole, partial, metadata={"fedsift": text, "digest": digest(text, whole)})
     settle(partial, path)
 
 
@@ -33,21 +33,21 @@ def load_tensors(path: Path, device: str) -> tuple[dict[str, Any], dict[str, Ten
     """What :func:`save_tensors` wrote: the object and the tensors, checked."""
     try:
         with safe_open(path, "pt", device=device) as file:
-            about = json.loads(file.metadata()["fedsift"])
+            metadata = file.metadata()
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        if about.pop("digest") != digest(about, tensors):
+        if metadata["digest"] != digest(metadata["fedsift"], tensors):
             raise ValueError("it was altered")
+        return json.loads(metadata["fedsift"]), tensors
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError) as why:
         raise CorruptFile(f"{path} is corrupt: {why}") from None
-    return about, tensors
 
 
-def digest(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """A hash of the metadata and of every tensor's name and bytes."""
-    hasher = hashlib.blake2b(json.dumps(about).encode(), digest_size=16)
-    for name in sorted(tensors):
-        hasher.update(name.encode())
-        hasher.update(raw_bytes(tensors[name]))
+def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """A hash of the metadata as written, and of every tensor's name, kind, shape and bytes."""
+    hasher = hashlib.blake2b(text.encode(), digest_size=16)
+    for name, x in sorted(tensors.items()):
+        hasher.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
+        hasher.update(raw_bytes(x))
     return hasher.hexdigest()
 
 
