@@ -1,52 +1,85 @@
-"""Convolution and pooling of few channels with the batch as the innermost axis of memory.
+"""Convolution and pooling with the batch as the innermost axis of memory.
 
 A convolution of 1 or 10 channels leaves most of a vector register empty when the channels lie side
 by side in memory, and pooling does when the pixels do. The samples of a batch always fill it. So
 tensors keep their shape (N, C, H, W) but lie in memory as (H, C, W, N); other layers take them as
-they are. In that order the patches of a row of the output, (KH, KW, C) x (W, N), lie in one piece
-once each row was copied KW times, and a convolution is one matrix product a row.
+they are. The work itself is done in C (``batchlast.c``).
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-BLOCK = 16
-"""Channels that oneDNN computes together; it is hard to beat where it can fill its blocks."""
-LARGE_KERNEL = 25
-"""Weights of a kernel from which on the matrix product is worth the copy of its patches."""
+from fedsift.engine import native
+
+LANES = 16
+"""Samples from which on the batch fills a vector register of every processor."""
+WIDE = 64
+"""Channels up to which this is faster than PyTorch's convolutions."""
 
 
 def batch_last(model: nn.Module) -> bool:
-    """Let a model compute with the batch innermost, if that is faster; tell whether it is.
+    """Let a model compute with the batch innermost, if that is faster; tell whether it does.
 
-    >>> model = nn.Sequential(nn.Conv2d(1, 10, 5), nn.MaxPool2d(2))
-    >>> batch_last(model), model(torch.ones(3, 1, 28, 28)).stride(0)
-    (True, 1)
-    >>> batch_last(nn.Conv2d(1, 16, 3))
+    >>> batch_last(nn.Sequential(nn.Conv2d(1, 512, 5), nn.MaxPool2d(2)))
     False
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    if not all(map(suits, layers)) or all(layer.out_channels % BLOCK == 0 for layer in layers):
+    sequences = [module for module in model.modules() if type(module) is nn.Sequential]
+    in_sequence = {layer for sequence in sequences for layer in sequence}
+    # Elsewhere there may be a pool that is no layer, and slow in this order of memory.
+    if not layers or not in_sequence.issuperset(layers) or not all(map(suits, layers)):
         return False
+    if native.load() is None:
+        return False
+    for sequence in sequences:
+        join_pools(sequence)
     for module in model.modules():
-        if isinstance(module, nn.Conv2d):
+        if type(module) is nn.Conv2d:
             module.__class__ = BatchLastConv2d
-        elif type(module) is nn.MaxPool2d and is_halving(module):
+        elif kind(module) == "pool":
             module.__class__ = BatchLastMaxPool2d
     return True
+
+
+def join_pools(sequence: nn.Sequential) -> None:
+    """Let each convolution do the work of a pool, and of a ReLU beside that, that follow it."""
+    layers = list(sequence)
+    for number, layer in enumerate(layers):
+        after = layers[number + 1 : number + 3]
+        match [kind(follower) for follower in after]:
+            case ["pool", "relu"] | ["relu", "pool"]:
+                joined = after
+            case ["pool", *_]:
+                joined = after[:1]
+            case _:
+                continue
+        if type(layer) is nn.Conv2d:
+            layer.__class__ = BatchLastConvPool2d
+            setattr(layer, "rectifies", len(joined) == 2)  # noqa: B010, its class is new
+            for follower in joined:
+                follower.__class__ = Done
+
+
+def kind(layer: nn.Module) -> str:
+    """What a convolution can do of a layer's work."""
+    if type(layer) is nn.MaxPool2d and is_halving(layer):
+        return "pool"
+    return "relu" if type(layer) is nn.ReLU else ""
 
 
 def suits(layer: nn.Conv2d) -> bool:
     """Whether a convolution is of the kind that is computed here."""
     return (
         type(layer) is nn.Conv2d
-        and math.prod(layer.kernel_size) >= LARGE_KERNEL
+        and layer.weight.dtype == torch.float32
+        and max(layer.in_channels, layer.out_channels) <= WIDE
         and layer.stride == layer.dilation == (1, 1)
         and layer.groups == 1
         and layer.padding_mode == "zeros"
@@ -60,18 +93,41 @@ def is_halving(layer: nn.MaxPool2d) -> bool:
     return options == (2, 2, 0, 1) and not layer.ceil_mode and not layer.return_indices
 
 
+def fits(x: Tensor) -> bool:
+    """Whether a tensor is what the C functions take."""
+    return x.dim() == 4 and len(x) >= LANES and x.dtype == torch.float32
+
+
 class BatchLastConv2d(nn.Conv2d):
     """A convolution whose result has the batch innermost."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution of x (N, C, H, W)."""
-        if x.dim() != 4:
+        if not fits(x):
             return super().forward(x)
-        assert not isinstance(self.padding, str)
-        down, across = self.padding
-        if down or across:
-            x = nn.functional.pad(x, (across, across, down, down))
-        return from_rows(apply(Convolution, to_rows(x), self.weight, self.bias))
+        return from_rows(apply(Convolution, to_rows(padded(self, x)), self.weight, self.bias))
+
+
+class BatchLastConvPool2d(nn.Conv2d):
+    """A convolution, the largest of each four of its pixels, and maybe a ReLU."""
+
+    rectifies: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The pooled convolution of x (N, C, H, W)."""
+        if not fits(x):
+            y = nn.functional.max_pool2d(super().forward(x), 2)
+            return y.relu() if self.rectifies else y
+        rows = to_rows(padded(self, x))
+        return from_rows(apply(ConvolutionHalving, rows, self.weight, self.bias, self.rectifies))
+
+
+class Done(nn.Module):
+    """A layer whose work the one before it has done."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X as it is."""
+        return x
 
 
 class BatchLastMaxPool2d(nn.MaxPool2d):
@@ -79,10 +135,17 @@ class BatchLastMaxPool2d(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The pooled x (N, C, H, W)."""
-        if x.dim() != 4 or not to_rows(x).is_contiguous():
+        if not fits(x) or not to_rows(x).is_contiguous():
             pooled: Tensor = super().forward(x)
             return pooled
         return from_rows(apply(Halving, to_rows(x)))
+
+
+def padded(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """X in the frame of zeros that a layer asks for."""
+    assert not isinstance(layer.padding, str)
+    down, across = layer.padding
+    return nn.functional.pad(x, (across, across, down, down)) if down or across else x
 
 
 def to_rows(x: Tensor) -> Tensor:
@@ -95,9 +158,9 @@ def from_rows(x: Tensor) -> Tensor:
     return x.permute(3, 1, 0, 2)
 
 
-def apply(function: type[torch.autograd.Function], *tensors: Tensor | None) -> Tensor:
-    """A function of tensors that knows its own gradient."""
-    y: Tensor = function.apply(*tensors)  # type: ignore[no-untyped-call]
+def apply(function: type[torch.autograd.Function], *inputs: Tensor | bool | None) -> Tensor:
+    """A function that knows its own gradient."""
+    y: Tensor = function.apply(*inputs)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -107,60 +170,113 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """From x (H, C, W, N) and weight (O, C, KH, KW) to (H', O, W', N)."""
-        columns, batch = x.shape[2:]
-        out, _, high, wide = weight.shape
-        kernel = weight.permute(0, 2, 3, 1).reshape(out, -1)
-        patches = row_patches(x.contiguous(), high, wide)
-        each = kernel.expand(len(patches), -1, -1)
-        if bias is None:
-            y = torch.bmm(each, patches)
-        else:
-            y = torch.baddbmm(bias[:, None], each, patches)
-        ctx.save_for_backward(patches, kernel)
-        ctx.shapes = x.shape, weight.shape
-        return y.view(-1, out, columns - wide + 1, batch)
+        x = x.contiguous()
+        ctx.save_for_backward(x, weight)
+        return convolved(x, weight.permute(2, 3, 1, 0), bias, padding=(0, 0))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of x, weight and bias."""
-        patches, kernel = ctx.saved_tensors
-        x_shape, (out, channels, high, wide) = ctx.shapes
-        g = gradient.contiguous().flatten(2)
-        of_x = gradient_of_x(g, kernel, x_shape, high, wide) if ctx.needs_input_grad[0] else None
-        of_kernel = torch.bmm(g, patches.transpose(1, 2)).sum(0)
-        of_weight = of_kernel.view(out, high, wide, channels).permute(0, 3, 1, 2)
-        of_bias = g.sum((0, 2)) if ctx.needs_input_grad[2] else None
-        return of_x, of_weight, of_bias
+        x, weight = ctx.saved_tensors
+        g = gradient.contiguous()
+        of_x = gradient_of_x(g, weight) if ctx.needs_input_grad[0] else None
+        of_bias = g.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None
+        return of_x, gradient_of_weight(g, x, weight.shape), of_bias
 
 
-def row_patches(x: Tensor, high: int, wide: int) -> Tensor:
-    """For each row of the output its patches (KH·KW·C, W'·N), overlapping in memory.
-
-    >>> row_patches(torch.arange(4.0).view(2, 1, 2, 1), 1, 2).tolist()
-    [[[0.0], [1.0]], [[2.0], [3.0]]]
-    """
+def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
+    """X (H, C, W, N), framed with zeros, convolved with weight (KH, KW, C, O)."""
     rows, channels, columns, batch = x.shape
-    width = (columns - wide + 1) * batch
-    strides = (channels * columns * batch, batch, columns * batch, 1)
-    shifted = x.as_strided((rows, wide, channels, width), strides).contiguous()
-    line = wide * channels
-    return shifted.as_strided((rows - high + 1, high * line, width), (line * width, width, 1))
+    high, wide, _, out = weight.shape
+    down, across = padding
+    shape = rows + 2 * down - high + 1, out, columns + 2 * across - wide + 1, batch
+    y = x.new_empty(shape)
+    start = x.new_zeros(out) if bias is None else bias.contiguous()
+    sizes = (rows, columns, channels, out, high, wide, down, across, batch)
+    native.kernel("convolve")(x, weight.contiguous(), start, y, *sizes)
+    return y
 
 
-def gradient_of_x(
-    g: Tensor, kernel: Tensor, shape: tuple[int, ...], high: int, wide: int
-) -> Tensor:
-    """Every patch's gradient added where the patch came from."""
-    rows, channels, _, batch = shape
-    shifted = g.new_zeros(rows, wide * channels, g.shape[2])
-    for i, part in enumerate(kernel.view(-1, high, wide * channels).unbind(1)):
-        each = part.t().expand(len(g), -1, -1)
-        shifted[i : i + len(g)].baddbmm_(each, g)
-    x = g.new_zeros(shape)
-    for j, part in enumerate(shifted.view(rows, wide, channels, -1, batch).unbind(1)):
-        x[:, :, j : j + part.shape[2]] += part
-    return x
+def gradient_of_x(g: Tensor, weight: Tensor) -> Tensor:
+    """Every output's gradient, handed back to the pixels that it came from."""
+    high, wide = weight.shape[2:]
+    turned = weight.flip(2, 3).permute(2, 3, 0, 1)
+    return convolved(g, turned, None, padding=(high - 1, wide - 1))
+
+
+def gradient_of_weight(g: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
+    """Every tap's product with the pixels that it met."""
+    rows, out, columns, batch = g.shape
+    places = taps(shape[1:], x.shape[2], batch)
+    of_weight = g.new_zeros(shape)
+    sizes = (len(places), rows, columns, math.prod(x.shape[1:]), out, batch)
+    native.kernel("weight_gradient")(g, x, places, of_weight, *sizes)
+    return of_weight
+
+
+@cache
+def taps(kernel: torch.Size, columns: int, batch: int) -> Tensor:
+    """Where each weight's (channel, row, column) first pixel lies in memory.
+
+    >>> taps(torch.Size([1, 2, 2]), columns=10, batch=3).tolist()
+    [0, 3, 30, 33]
+    """
+    channels, high, wide = (torch.arange(size) for size in kernel)
+    planes = high[None, :, None] * len(channels) + channels[:, None, None]
+    return (planes * columns + wide).flatten() * batch
+
+
+class ConvolutionHalving(torch.autograd.Function):
+    """A convolution and the largest of each four of its pixels, negative ones made 0 if asked."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rectify: bool) -> Tensor:
+        """From x (H, C, W, N) and weight (O, C, KH, KW) to (H'/2, O, W'/2, N)."""
+        x = x.contiguous()
+        rows, channels, columns, batch = x.shape
+        out, _, high, wide = weight.shape
+        ctx.shape = rows - high + 1, out, columns - wide + 1, batch
+        y = x.new_empty(ctx.shape[0] // 2, out, ctx.shape[2] // 2, batch)
+        which = torch.empty(y.shape, dtype=torch.uint8)
+        start = x.new_zeros(out) if bias is None else bias.contiguous()
+        sizes = (rows, columns, channels, out, high, wide, batch, rectify)
+        native.kernel("convolve_halve")(
+            x, weight.permute(2, 3, 1, 0).contiguous(), start, between(ctx.shape), y, which, *sizes
+        )
+        ctx.save_for_backward(x, weight, which)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of x, weight and bias."""
+        x, weight, which = ctx.saved_tensors
+        g = gradient.contiguous()
+        of_bias = gradient_of_bias(g, which) if ctx.needs_input_grad[2] else None
+        if ctx.needs_input_grad[0]:
+            spread = gradient_of_larger(g, which, ctx.shape)
+            of_weight = gradient_of_weight(spread, x, weight.shape)
+            return gradient_of_x(spread, weight), of_weight, of_bias, None
+        rows, out, columns, batch = ctx.shape
+        places, of_weight = taps(weight.shape[1:], x.shape[2], batch), torch.zeros_like(weight)
+        sizes = (len(places), rows, columns, math.prod(x.shape[1:]), out, batch)
+        native.kernel("halve_weight_gradient")(
+            g, which, x, places, between(ctx.shape), of_weight, *sizes
+        )
+        return None, of_weight, of_bias, None
+
+
+def between(shape: tuple[int, ...]) -> Tensor:
+    """Two rows of the convolution, which are pooled at once; an odd last column is 0."""
+    return torch.zeros(2, *shape[1:]) if shape[2] % 2 else torch.empty(2, *shape[1:])
+
+
+def gradient_of_bias(g: Tensor, which: Tensor) -> Tensor:
+    """The sum of the gradients that go on to a pixel."""
+    of_bias = g.new_empty(g.shape[1])
+    native.kernel("bias_gradient")(g, which, of_bias, *g.shape)
+    return of_bias
 
 
 class Halving(torch.autograd.Function):
@@ -169,35 +285,22 @@ class Halving(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         """From (H, C, W, N) to (H/2, C, W/2, N)."""
-        rows, columns = x.shape[0] // 2 * 2, x.shape[2] // 2 * 2
-        x_even = x[:rows, :, :columns]
-        across, right = larger(x_even[:, :, ::2], x_even[:, :, 1::2])
-        y, lower = larger(across[::2], across[1::2])
-        ctx.save_for_backward(right, lower)
-        ctx.shape = x.shape
+        rows, channels, columns, batch = ctx.shape = x.shape
+        y = x.new_empty(rows // 2, channels, columns // 2, batch)
+        ctx.which = torch.empty(y.shape, dtype=torch.uint8)
+        native.kernel("halve")(x, y, ctx.which, *x.shape, False)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """The gradient of x."""
-        right, lower = ctx.saved_tensors
-        across = torch.empty_like(right)
-        share(gradient, lower, across[::2], across[1::2])
-        rows, columns = right.shape[0], 2 * right.shape[2]
-        is_even = ctx.shape[0] == rows and ctx.shape[2] == columns
-        x = gradient.new_empty(ctx.shape) if is_even else gradient.new_zeros(ctx.shape)
-        share(across, right, x[:rows, :, :columns:2], x[:rows, :, 1:columns:2])
-        return x
+        return gradient_of_larger(gradient.contiguous(), ctx.which, ctx.shape)
 
 
-def larger(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The larger of each two numbers, and 1 where it is only the second's, else 0."""
-    most = torch.maximum(a, b)
-    return most, torch.gt(b, a, out=torch.empty_like(most))
-
-
-def share(whole: Tensor, is_second: Tensor, first: Tensor, second: Tensor) -> None:
-    """Write each number of a whole to one of two places."""
-    torch.mul(whole, is_second, out=second)
-    torch.sub(whole, second, out=first)
+def gradient_of_larger(g: Tensor, which: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Each number handed back to the pixel that was the largest."""
+    is_even = shape[0] % 2 == shape[2] % 2 == 0
+    x = g.new_empty(shape) if is_even else g.new_zeros(shape)
+    native.kernel("halve_gradient")(g, which, x, *shape)
+    return x

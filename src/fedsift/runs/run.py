@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import fedsift
 from fedsift.data import Dataset, deal, load, split
+from fedsift.engine import native
 from fedsift.engine.local import one_thread
 from fedsift.engine.torchrun import Follower, Torchrun, rank, ranks
 from fedsift.federation import Federation, Snapshot
@@ -152,6 +153,7 @@ def summarise(config: RunConfig, federation: Federation, history: list[Record]) 
 def environment(config: RunConfig) -> dict[str, str]:
     """What the figures depend on beside the configuration."""
     device = config.torch_device()
+    kernels = {} if device == "cuda" else {"kernels": "PyTorch" if native.load() is None else "C"}
     return {
         "fedsift": fedsift.__version__,
         "commit": commit(),
@@ -161,6 +163,7 @@ def environment(config: RunConfig) -> dict[str, str]:
         if device == "cuda"
         else f"cpu ({os.cpu_count()} cores)",
         "platform": platform.platform(terse=True),
+        **kernels,
     }
 
 
