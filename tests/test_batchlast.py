@@ -1,6 +1,7 @@
 """Layers with the batch innermost compute what torch's own do."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -150,15 +151,18 @@ def test_a_convolution_outside_a_sequence_is_left_alone():
 
 
 @pytest.fixture
-def no_compiler(monkeypatch, tmp_path):
+def fresh(tmp_path, monkeypatch):
+    """Kernels that are compiled anew, and forgotten afterwards."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("CC", "there-is-no-such-compiler")
-    native.load.cache_clear()
+    for cached in (native.load, native.kernel):
+        cached.cache_clear()
     yield
-    native.load.cache_clear()
+    for cached in (native.load, native.kernel):
+        cached.cache_clear()
 
 
-def test_without_a_compiler_torch_does_the_work(no_compiler):
+def test_without_a_compiler_torch_does_the_work(fresh, monkeypatch):
+    monkeypatch.setenv("CC", "there-is-no-such-compiler")
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
     x, y = torch.randn(20, 1, 4, 4), torch.zeros(20, dtype=torch.int64)
     task = Task(model, nn.functional.cross_entropy, [(x, y)], None, None, 0, Layout.of(model))
@@ -183,3 +187,15 @@ def test_a_compiler_that_fails_leaves_nothing_behind(compiler, tmp_path, monkeyp
     with pytest.raises(OSError, match=compiler):
         native.built(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_compiler
+@pytest.mark.parametrize("flags", [(), ("-mavx2", "-mfma")], ids=str)
+def test_every_width_of_vectors_computes_the_same(flags, fresh, monkeypatch):
+    if flags and "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("needs a processor with AVX2")
+    monkeypatch.setattr(native, "FOR_THIS_PROCESSOR", (flags,))
+    for layer, shape in CONVOLUTIONS.values():
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        same(*pair(layer, nn.MaxPool2d(2), nn.ReLU()), x)
+        same(*pair(layer, nn.Tanh(), nn.MaxPool2d(2)), x)

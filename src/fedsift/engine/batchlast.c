@@ -24,8 +24,6 @@ typedef ptrdiff_t whole;
 #define INLINE static inline __attribute__((always_inline))
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
-typedef struct { whole from, to; } Range;
-
 INLINE whole larger(whole a, whole b) { return a > b ? a : b; }
 INLINE whole smaller(whole a, whole b) { return a < b ? a : b; }
 
@@ -37,20 +35,31 @@ INLINE vector load(const float *from) {
 
 INLINE void store(float *to, vector v) { memcpy(to, &v, sizeof v); }
 
-/* The taps that lie inside the input, for an output at `at`. */
+/* ---- y = bias + x * weight ------------------------------------------------------------------ */
+
+typedef struct {
+    whole rows, columns, in;              /* of x */
+    whole high, across, out;              /* of the kernel */
+    whole pad_rows, pad_columns, batch;
+} Layer;
+
+typedef struct { whole from, to; } Range;
+
+/* The taps that meet a pixel, for an output at `at`. */
 INLINE Range inside(whole at, whole pad, whole taps, whole size) {
     return (Range){larger(0, pad - at), smaller(taps, size + pad - at)};
 }
 
-/* `deep` channels of `wide` vectors of samples at one pixel: bias + sum of weight * x. */
-INLINE void tile(int deep, int wide, const float *x, whole row, whole plane, whole batch, Range down, Range across,
-                 whole taps_across, whole in, const float *weight, whole out, const float *bias, float *y, whole step) {
+/* One pixel of the output: `deep` of its channels for `wide` vectors of samples. */
+INLINE void tile(int deep, int wide, const Layer *s, const float *x, const float *weight, const float *bias, float *y,
+                 whole step, Range down, Range over) {
+    whole plane = s->columns * s->batch, row = s->in * plane;
     vector sum[10][2];
     EACH(o, deep) EACH(v, wide) sum[o][v] = (vector){} + bias[o];
     for (whole i = down.from; i < down.to; i++)
-        for (whole j = across.from; j < across.to; j++) {
-            const float *pixel = x + i * row + j * batch, *w = weight + (i * taps_across + j) * in * out;
-            for (whole c = 0; c < in; c++, pixel += plane, w += out) {
+        for (whole j = over.from; j < over.to; j++) {
+            const float *pixel = x + i * row + j * s->batch, *w = weight + (i * s->across + j) * s->in * s->out;
+            for (whole c = 0; c < s->in; c++, pixel += plane, w += s->out) {
                 vector value[2];
                 EACH(v, wide) value[v] = load(pixel + v * LANES);
                 EACH(o, deep) EACH(v, wide) sum[o][v] += w[o] * value[v];
@@ -65,35 +74,43 @@ INLINE int depth(whole left) {
     return left >= 10 ? 10 : left >= 8 ? 8 : left >= 5 ? 5 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
-/* y (H', O, W', N) = bias + x (H, C, W, N), padded with zeros, * weight (KH, KW, C, O). */
+/* `deep` channels of one pixel, all samples. The last tile may overlap the one before it. */
+static void pixel(int deep, const Layer *s, const float *x, const float *weight, const float *bias, float *y,
+                  whole step, Range down, Range over) {
+    int wide = s->batch >= 2 * LANES ? 2 : 1;
+    for (whole n = 0, at; n < s->batch; n = at + wide * LANES) {
+        at = smaller(n, s->batch - wide * LANES);
+#define TILE(deep, wide) \
+    case 16 * wide + deep: \
+        tile(deep, wide, s, x + at, weight, bias, y + at, step, down, over); \
+        break;
+        switch (16 * wide + deep) {
+            TILE(10, 2) TILE(8, 2) TILE(5, 2) TILE(4, 2) TILE(2, 2) TILE(1, 2)
+            TILE(10, 1) TILE(8, 1) TILE(5, 1) TILE(4, 1) TILE(2, 1) TILE(1, 1)
+        }
+    }
+}
+
+/* y (H', O, W', N) = bias + x (H, C, W, N), framed with zeros, * weight (KH, KW, C, O). */
 void convolve(const float *x, const float *weight, const float *bias, float *y, whole rows, whole columns, whole in,
-              whole out, whole high, whole across, whole pad_rows, whole pad_columns, whole batch) {
+              whole high, whole across, whole out, whole pad_rows, whole pad_columns, whole batch) {
+    Layer s = {rows, columns, in, high, across, out, pad_rows, pad_columns, batch};
     whole out_rows = rows + 2 * pad_rows - high + 1, out_columns = columns + 2 * pad_columns - across + 1;
-    whole plane = columns * batch, out_plane = out_columns * batch, row = in * plane;
-    int wide = batch >= 2 * LANES ? 2 : 1;
+    whole step = out_columns * batch;
     for (whole h = 0; h < out_rows; h++) {
         Range down = inside(h, pad_rows, high, rows);
         for (whole o = 0, deep; o < out; o += deep) {
             deep = depth(out - o);
             for (whole w = 0; w < out_columns; w++) {
                 Range over = inside(w, pad_columns, across, columns);
-                for (whole n = 0, at; n < batch; n = at + wide * LANES) {
-                    at = smaller(n, batch - wide * LANES); /* the last tile may overlap the one before */
-                    const float *from = x + (h - pad_rows) * row + (w - pad_columns) * batch + at;
-                    float *to = y + (h * out + o) * out_plane + w * batch + at;
-#define TILE(deep, wide) \
-    case 16 * wide + deep: \
-        tile(deep, wide, from, row, plane, batch, down, over, across, in, weight + o, out, bias + o, to, out_plane); \
-        break;
-                    switch (16 * wide + deep) {
-                        TILE(10, 2) TILE(8, 2) TILE(5, 2) TILE(4, 2) TILE(2, 2) TILE(1, 2)
-                        TILE(10, 1) TILE(8, 1) TILE(5, 1) TILE(4, 1) TILE(2, 1) TILE(1, 1)
-                    }
-                }
+                const float *from = x + ((h - pad_rows) * in * columns + w - pad_columns) * batch;
+                pixel(deep, &s, from, weight + o, bias + o, y + (h * out + o) * step + w * batch, step, down, over);
             }
         }
     }
 }
+
+/* ---- the gradient of weight ----------------------------------------------------------------- */
 
 /* `os` channels by `ts` taps: the sum over some rows' pixels and samples of gradient * x. */
 INLINE void dots(int os, int ts, const float *g, const float *x, const whole *taps, whole rows, whole length,
@@ -154,6 +171,8 @@ void weight_gradient(const float *g, const float *x, const whole *taps, float *t
         }
     }
 }
+
+/* ---- pooling --------------------------------------------------------------------------------- */
 
 /* The numbers of a vector where a mask is set, else 0. */
 INLINE vector where(numbers mask, vector v) { return (vector)(mask & (numbers)v); }
@@ -239,13 +258,15 @@ void bias_gradient(const float *g, const unsigned char *which, float *to, whole 
     }
 }
 
+/* ---- both at once ---------------------------------------------------------------------------- */
+
 /* `convolve` and `halve`, two rows at a time: what is between them, (2, O, W', N), stays in the cache. */
 void convolve_halve(const float *x, const float *weight, const float *bias, float *between, float *y,
-                    unsigned char *which, whole rows, whole columns, whole in, whole out, whole high, whole across,
+                    unsigned char *which, whole rows, whole columns, whole in, whole high, whole across, whole out,
                     whole batch, whole rectify) {
     whole out_columns = columns - across + 1, line = out * (out_columns / 2) * batch;
     for (whole h = 0; h + high < rows; h += 2, y += line, which += line) {
-        convolve(x + h * in * columns * batch, weight, bias, between, high + 1, columns, in, out, high, across, 0, 0,
+        convolve(x + h * in * columns * batch, weight, bias, between, high + 1, columns, in, high, across, out, 0, 0,
                  batch);
         halve(between, y, which, 2, out, out_columns, batch, rectify);
     }

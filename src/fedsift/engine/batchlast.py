@@ -193,7 +193,7 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int
     shape = rows + 2 * down - high + 1, out, columns + 2 * across - wide + 1, batch
     y = x.new_empty(shape)
     start = x.new_zeros(out) if bias is None else bias.contiguous()
-    sizes = (rows, columns, channels, out, high, wide, down, across, batch)
+    sizes = (rows, columns, channels, high, wide, out, down, across, batch)
     native.kernel("convolve")(x, weight.contiguous(), start, y, *sizes)
     return y
 
@@ -240,7 +240,7 @@ class ConvolutionHalving(torch.autograd.Function):
         y = x.new_empty(ctx.shape[0] // 2, out, ctx.shape[2] // 2, batch)
         which = torch.empty(y.shape, dtype=torch.uint8)
         start = x.new_zeros(out) if bias is None else bias.contiguous()
-        sizes = (rows, columns, channels, out, high, wide, batch, rectify)
+        sizes = (rows, columns, channels, high, wide, out, batch, rectify)
         native.kernel("convolve_halve")(
             x, weight.permute(2, 3, 1, 0).contiguous(), start, between(ctx.shape), y, which, *sizes
         )
