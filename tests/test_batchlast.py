@@ -143,6 +143,12 @@ def test_other_models_are_left_alone(layer):
     assert [type(module) for module in model.modules()] == before
 
 
+def test_a_model_that_somebody_watches_is_left_alone():
+    model = nn.Sequential(nn.Conv2d(1, 10, 5), nn.MaxPool2d(2))
+    model[0].register_forward_hook(lambda layer, x, y: None)
+    assert not batch_last(model)
+
+
 def test_a_convolution_outside_a_sequence_is_left_alone():
     """What follows it is not known: a pool by function would be slow."""
     model = nn.ModuleList([nn.Conv2d(1, 10, 5)])

@@ -1,5 +1,8 @@
 """Who takes part, who is lost, and what is counted."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -7,7 +10,7 @@ from torch.nn.functional import mse_loss
 
 import fedsift
 from fedsift import algorithms
-from fedsift.engine.task import Diverged
+from fedsift.engine.task import Diverged, Job, distinct
 from fedsift.simulation import prepare
 from problems import ridge
 
@@ -82,6 +85,16 @@ def test_mini_batches_are_fresh_and_have_no_repeats():
     assert (rows != fed.task.batches(round=2, client=0, steps=50)).any()
 
 
+@pytest.mark.parametrize("size", [3000, np.array([700, 3000])], ids=["one", "many"])
+def test_large_batches_are_drawn_as_small_ones_are(size, monkeypatch):
+    chances = np.random.default_rng(0).random((*np.shape(size), 5, 600))
+    size = np.asarray(size)[..., None].repeat(5, -1)
+    quick = distinct(chances, size)
+    monkeypatch.setattr("fedsift.engine.task.MANY", 10_000)
+    assert (quick == distinct(chances, size)).all()
+    assert all(len(set(batch)) == 600 for batch in quick.reshape(-1, 600).tolist())
+
+
 def test_traffic_follows_the_papers_formula():
     fed = federation()
     after, _ = fed.play(fed.first())
@@ -120,6 +133,71 @@ def test_a_model_with_running_statistics_is_refused():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     with pytest.raises(ValueError, match="GroupNorm"):
         fedsift.simulate(model, [(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.InstanceNorm1d(3, track_running_stats=True),
+        nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)),
+    ],
+    ids=["instance norm", "spectral norm"],
+)
+def test_a_model_that_keeps_anything_else_is_refused(layer):
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(12, 2))
+    with pytest.raises(ValueError, match="average"):
+        fedsift.simulate(model, [(torch.ones(4, 3, 4), torch.zeros(4, dtype=torch.long))])
+
+
+def test_a_model_may_have_buffers_that_stay_as_they_are():
+    model = nn.Sequential(nn.Linear(4, 2))
+    model.register_buffer("names", torch.arange(3))
+    fedsift.simulate(model, [(torch.ones(4, 4), torch.zeros(4, dtype=torch.long))], rounds=1)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [algorithms.fedsgd(local_steps=1, lr=1e8), METHOD], ids=["huge", "plain"]
+)
+def test_both_ways_to_travel_train_the_same(algorithm):
+    ends = [federation(algorithm=algorithm, wire=wire) for wire in ("count", "real")]
+    (counted, told), (carried, also) = (fed.play(fed.first()) for fed in ends)
+    assert told.clients == also.clients == 10
+    assert told.train_loss == also.train_loss
+    assert torch.equal(counted.state.w, carried.state.w)
+    assert counted.traffic == carried.traffic
+
+
+class Liar:
+    """An engine whose first client says that its loss is not a number."""
+
+    def __init__(self, engine, loss):
+        self.engine, self.loss = engine, loss
+
+    def train(self, job):
+        first, *others = self.engine.train(job)
+        yield from (replace(first, loss=self.loss), *others)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_left_out(loss):
+    fed = federation(clients=3)
+    honest = [result.loss for result in fed.engine.train(job_of(fed))]
+    _, happened = replace(fed, engine=Liar(fed.engine, loss)).play(fed.first())
+    assert happened.train_loss == pytest.approx(sum(honest[1:]) / 2)
+
+
+def test_the_loss_is_that_of_the_merged():
+    fed = federation(dropout=0.5)
+    losses = {result.client: result.loss for result in fed.engine.train(job_of(fed))}
+    _, happened = fed.play(fed.first())
+    merged = set(losses) - fed.dropped(1, fed.cohort(1))
+    assert happened.train_loss == pytest.approx(sum(losses[n] for n in merged) / len(merged))
+
+
+def job_of(fed):
+    before = fed.first()
+    memories = fed.memories(before, fed.cohort(1))
+    return Job(1, fed.algorithm.phase(1), before.state, fed.cohort(1), memories)
 
 
 def test_dropout_layers_follow_the_seed_alone():

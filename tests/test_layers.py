@@ -190,6 +190,22 @@ def shares_a_layer() -> nn.Module:
     return nn.Sequential(same, nn.ReLU(), same)
 
 
+class Half(nn.Module):
+    def forward(self, x):
+        return torch.add(x, x, alpha=0.5)
+
+
+class Overwriting(nn.Module):
+    def forward(self, x):
+        return functional.relu(x, inplace=True) + x
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model[1].register_forward_hook(lambda layer, x, y: 2 * y)
+    return model
+
+
 class Curious(nn.Module):
     def forward(self, x):
         return x if x.sum() > 0 else -x
@@ -200,6 +216,9 @@ class Curious(nn.Module):
     [
         lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)),
         lambda: nn.Sequential(nn.Linear(4, 4), Curious()),
+        lambda: nn.Sequential(nn.Linear(4, 4), Half()),
+        lambda: nn.Sequential(nn.Linear(4, 4), Overwriting()),
+        hooked,
         shares_a_layer,
         models.transformer.vit_tiny,
     ],

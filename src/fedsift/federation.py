@@ -6,6 +6,7 @@ cohort → local training → frame → checks → weighted mean → broadcast �
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -34,6 +35,9 @@ from fedsift.engine.task import (
 from fedsift.memories import LITTLE, LITTLE_FOR_ALL, Held, Memories, Remembered
 from fedsift.seeding import stream
 from fedsift.vector import Layout, Moments
+
+MOST_SAMPLES = 1_000_000
+"""The most samples that a client elsewhere may say it has, where that is its weight in the mean."""
 
 
 class TooFewClients(RuntimeError):
@@ -96,6 +100,7 @@ class Federation:
     min_clients: int = 0
     wire: Wire = counted
     on_upload: OnUpload = unwatched
+    most_samples: int = MOST_SAMPLES
 
     def first(self) -> Snapshot:
         """Before round 1: the model's own parameters, which every client is sent."""
@@ -116,14 +121,10 @@ class Federation:
         absent = self.dropped(round, cohort)
         job = Job(round, phase, before.state, cohort, self.memories(before, cohort))
         inbox = self.open_inbox(job, before.client_memory)
-        losses: list[float] = []
         for reply in self.engine.train(job):
             if isinstance(reply, Results):
-                losses += reply.losses
                 inbox.take_all(reply.without(absent))
-                continue
-            losses += [] if isinstance(reply, Missing) else [reply.loss]
-            if reply.client not in absent:
+            elif reply.client not in absent:
                 inbox.take(reply)
         if inbox.received < self.min_clients:
             raise TooFewClients(
@@ -136,8 +137,7 @@ class Federation:
         if inbox.received:
             after, down, clamped = self.merge(after, phase, inbox.total.mean())
         traffic = self.count(before.traffic, phase, inbox, down)
-        loss = sum(losses) / len(losses) if losses else None
-        happened = Happened(inbox.received, inbox.rejected, clamped, loss, inbox.problems)
+        happened = Happened(inbox.received, inbox.rejected, clamped, inbox.loss, inbox.problems)
         return replace(after, traffic=traffic), happened
 
     def merge(self, before: Snapshot, phase: Phase, mean: Moments) -> tuple[Snapshot, int, int]:
@@ -233,7 +233,14 @@ class Inbox:
         self.memories = memories
         self.memory: dict[int, Any] = {}
         self.problems: dict[str, str] = {}
+        self.losses: list[float] = []
         self.received = self.rejected = self.size = 0
+
+    @property
+    def loss(self) -> float | None:
+        """The mean of the losses that merged clients tell of, as far as they are numbers."""
+        told = [loss for loss in self.losses if math.isfinite(loss)]
+        return sum(told) / len(told) if told else None
 
     @property
     def sent(self) -> int:
@@ -258,7 +265,7 @@ class Inbox:
             self.problems[str(reply.client)] = str(problem)
             return
         memory = {reply.client: reply.memory}
-        self._merge([spec], update, [size], memory)
+        self._merge([spec], update, [size], [reply.loss], memory)
 
     def take_all(self, replies: Results) -> None:
         """Merge the uploads of clients that trained together."""
@@ -268,17 +275,19 @@ class Inbox:
         elif replies.clients:
             specs = [replace(self.spec, client=n) for n in replies.clients]
             memory = {each.client: each.memory for each in replies} if replies.memory else {}
-            self._merge(specs, replies.update, replies.sizes, memory)
+            self._merge(specs, replies.update, replies.sizes, replies.losses, memory)
 
     def _merge(
         self,
         specs: Sequence[Spec],
         update: Update,
         sizes: Sequence[int],
+        losses: Sequence[float],
         memory: Mapping[int, Memory],
     ) -> None:
         self.received += len(specs)
         self.size += sum(sizes)
+        self.losses += losses
         self.total.add(update)
         self.federation.on_upload(specs, update, sizes)
         if self.federation.algorithm.client_memory:
@@ -288,12 +297,13 @@ class Inbox:
         federation = self.federation
         limits = replace(self.limits, client=reply.client)
         if isinstance(reply, Received):
-            most = float(federation.task.batch_size or "inf")
+            most = federation.task.batch_size or federation.most_samples
             limits = replace(limits, max_weight=most)
             return decode(reply.frame, spec.layout, limits), len(reply.frame)
         if reply.size is not None and federation.wire is counted:
             return reply.update, reply.size
-        limits = replace(limits, weight=float(federation.task.weight(reply.client)))
+        weight = float(federation.task.weight(reply.client))
+        limits = replace(limits, weight=weight)
         return federation.wire(reply.update, spec, limits)
 
     def _size(self, reply: ClientResult | Received, spec: Spec) -> int:

@@ -154,7 +154,6 @@ def prepare(
     _check_clients(clients)
     if test is not None and len(test[0]) == 0:
         raise ValueError("the test set is empty: give None for no test")
-    check_model(model)
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch-size must be at least 1, got {batch_size}")
     if not 0 < participation <= 1:
@@ -174,6 +173,7 @@ def prepare(
         raise ValueError(f"seed must be at least 0, got {seed}")
     here = [_to(pair, device) for pair in clients]
     own = copy.deepcopy(model).to(device)
+    check_model(own, here[0][0][:2])
     there = None if test is None else _to(test, device)
     task = Task(own, loss, here, there, batch_size, seed, Layout.of(model))
     engine = engine_for(task, algorithm, precision)

@@ -78,6 +78,55 @@ def test_a_dense_update_needs_no_mask(seed, coder):
     same(decode(frame, LAYOUT), update)
 
 
+def test_the_order_in_which_a_method_names_its_tensors_does_not_matter():
+    draw = torch.Generator().manual_seed(0)
+    w, m, v = torch.randn(3, 1, LAYOUT.d, generator=draw)
+    mask = top_k(w, 50)
+    by_mask = [sparse({"w": w, "m": m, "v": v}, mask), sparse({"v": v, "m": m, "w": w}, mask)]
+    whole = [dense({"w": w, "m": m}), dense({"m": m, "w": w})]
+    for straight, turned in (by_mask, whole):
+        update = Update(turned, (64.0,))
+        same(update, Update(straight, (64.0,)))
+        same(decode(encode(update, SPEC), LAYOUT, EXPECTED), update)
+
+
+def test_a_role_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="unknown roles"):
+        dense({"x": torch.zeros(1, LAYOUT.d)})
+
+
+@pytest.mark.parametrize(
+    ("update", "message"),
+    [
+        (lambda: Update(dense({"w": torch.zeros(1, 3)}), (1.0,)), "all .* coordinates"),
+        (lambda: Update(dense({"w": torch.zeros(2, LAYOUT.d)}), (1.0, 1.0)), "one client's"),
+    ],
+)
+def test_what_nobody_could_decode_is_not_encoded(update, message):
+    with pytest.raises(ValueError, match=message):
+        encode(update(), SPEC)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"run": b"abc"}, {"base": bytes(9)}, {"algorithm": "a" * 256}, {"algorithm": "é"},
+        {"round": -1}, {"client": -1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_header_that_cannot_be_written_is_refused(wrong):
+    with pytest.raises(ValueError):  # noqa: PT011, each has words of its own
+        Spec(LAYOUT, **wrong)
+
+
+def test_a_frame_may_come_as_any_bytes():
+    update = shared()
+    frame = encode(update, SPEC)
+    for kind in (bytearray, memoryview):
+        same(decode(kind(frame), LAYOUT, EXPECTED), update)
+
+
 def test_a_stack_is_measured_as_its_clients_are():
     x = torch.randn(3, 4, LAYOUT.d)
     parts = sparse({"w": x[0], "m": x[1], "v": x[2]}, top_k(x[0], 30))

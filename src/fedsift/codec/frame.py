@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from fedsift.codec.gaps import Ints
-from fedsift.codec.header import Header, PartHeader, read_header, write_header
+from fedsift.codec.header import ID_BYTES, Header, PartHeader, read_header, write_header
 from fedsift.codec.index import auto_stacked
 from fedsift.codec.limits import FrameError, Limits
 from fedsift.codec.update import Coded, Part, Role, Update
@@ -31,8 +31,16 @@ class Spec:
     algorithm: str = ""
     round: int = 0
     client: int = 0
-    run: bytes = bytes(8)
-    base: bytes = bytes(8)
+    run: bytes = bytes(ID_BYTES)
+    base: bytes = bytes(ID_BYTES)
+
+    def __post_init__(self) -> None:
+        if len(self.run) != ID_BYTES or len(self.base) != ID_BYTES:
+            raise ValueError(f"run and base are {ID_BYTES} bytes each")
+        if not self.algorithm.isascii() or len(self.algorithm) > 255:
+            raise ValueError("an algorithm's name is at most 255 characters of ASCII")
+        if min(self.round, self.client) < 0:
+            raise ValueError("round and client are numbers from 0 on")
 
 
 def encode(update: Update, spec: Spec) -> bytes:
@@ -46,6 +54,8 @@ def encode(update: Update, spec: Spec) -> bytes:
     >>> decode(frame, layout).parts[0].values["w"].restore().tolist()
     [[1.0, 2.0]]
     """
+    if len(update.weights) != 1:
+        raise ValueError(f"a frame holds one client's update, not {len(update.weights)}")
     (header,), pieces = headers_of(update, [spec]), []
     for part, about in zip(update.parts, header.parts, strict=True):
         if part.indices is not None and about.index is not None:
@@ -82,7 +92,7 @@ def encoded_sizes(update: Update, specs: Sequence[Spec]) -> list[int]:
 
 def decode(frame: bytes, layout: Layout, limits: Limits | None = None) -> Update:
     """The update in a frame, or :class:`FrameError` with the reason why it is refused."""
-    limits = limits or Limits()
+    frame, limits = bytes(frame), limits or Limits()
     header, at = open_frame(frame, layout, limits)
     view, parts = memoryview(frame), []
     most = min(limits.max_abs, torch.finfo(layout.dtype).max)
@@ -126,6 +136,8 @@ def _part_headers(part: Part, layout: Layout, clients: int) -> list[PartHeader]:
     roles = tuple(part.values)
     coders = tuple(coded.coder for coded in part.values.values())
     if part.indices is None:
+        if any(coded.codes.codes.shape[-1] != layout.d for coded in part.values.values()):
+            raise ValueError(f"a part without indices has all {layout.d} coordinates of the model")
         return [PartHeader(roles, layout.d, None, 0, coders)] * clients
     k = part.indices.shape[-1]
     chosen = auto_stacked(part.indices, layout.d, layout.starts)

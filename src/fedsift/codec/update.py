@@ -63,6 +63,13 @@ class Part:
     indices: Tensor | None
     values: Mapping[Role, Coded]
 
+    def __post_init__(self) -> None:
+        """Put the values in the order W, M, V, which is the order on the wire."""
+        if unknown := set(self.values) - set(ROLES):
+            raise ValueError(f"unknown roles {sorted(unknown)}; there are: {', '.join(ROLES)}")
+        ordered = {role: self.values[role] for role in ROLES if role in self.values}
+        object.__setattr__(self, "values", ordered)
+
     def rows(self, which: Rows) -> Part:
         """Some clients' part."""
         indices = None if self.indices is None else self.indices[which]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from fedsift.codec.frame import Spec, decode, encode, encoded_size
 from fedsift.codec.limits import Limits
@@ -18,9 +19,10 @@ def counted(update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
 
 
 def carried(update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
-    """The update after a journey as bytes."""
+    """The update after a journey as bytes, from a sender who is no stranger: any values will do."""
     frame = encode(update, spec)
-    return decode(frame, spec.layout, limits), len(frame)
+    known = replace(limits, shape=None, max_abs=float("inf"))
+    return decode(frame, spec.layout, known), len(frame)
 
 
 WIRES: dict[str, Wire] = {"count": counted, "real": carried}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedsift.engine import native
+from fedsift.engine.network import has_hooks
 
 LANES = 16
 """Samples from which on the batch fills a vector register of every processor."""
@@ -36,7 +37,7 @@ def batch_last(model: nn.Module) -> bool:
     # Elsewhere there may be a pool that is no layer, and slow in this order of memory.
     if not layers or not in_sequence.issuperset(layers) or not all(map(suits, layers)):
         return False
-    if native.load() is None:
+    if any(map(has_hooks, model.modules())) or native.load() is None:
         return False
     for sequence in sequences:
         join_pools(sequence)

@@ -93,6 +93,8 @@ class Network:
 
     def __init__(self, model: nn.Module, layout: Layout, precision: str) -> None:
         self.layout, self.precision = layout, precision
+        if any(map(has_hooks, model.modules())):
+            raise Unknown("it has hooks")
         try:
             self.traced = fx.symbolic_trace(model)
         except Exception as problem:  # a model may do anything in its forward pass
@@ -123,6 +125,10 @@ class Network:
         """Refuse what cannot be done, as far as it shows before the data does."""
         used: list[str] = []
         for node in self.traced.graph.nodes:
+            if node.kwargs.keys() - {"inplace"}:
+                self._refuse(f"operation {node.target} with {', '.join(node.kwargs)}")
+            if self._is_relu(node) and self._writes_over(node):
+                self._refuse("a ReLU writes over what is used elsewhere")
             if node.op == "output" and not isinstance(node.args[0], fx.Node):
                 self._refuse("it has several outputs")
             if node.op == "call_module":
@@ -134,6 +140,12 @@ class Network:
                 self._refuse(f"operation {node.target}")
         if len(set(used)) < len(used) or not set(used) <= set(self.layout.names):
             self._refuse("it shares or freezes parameters")
+
+    def _writes_over(self, node: fx.Node) -> bool:
+        """Whether a ReLU changes, in place, what others use too."""
+        module = self.modules.get(str(node.target))
+        is_inplace = node.kwargs.get("inplace") or getattr(module, "inplace", False)
+        return bool(is_inplace) and len(node.all_input_nodes[0].users) > 1
 
     def _refuse(self, what: str) -> None:
         raise Unknown(what)
@@ -151,6 +163,18 @@ class Network:
         if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) > 1:
             return False
         return type(self.modules[str(before.target)]) in RECTIFYING
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody wants to be told of what a module does, or to change it.
+
+    >>> layer = nn.Linear(1, 1)
+    >>> handle = layer.register_forward_hook(lambda module, x, y: 2 * y)
+    >>> has_hooks(layer), has_hooks(nn.Linear(1, 1))
+    (True, False)
+    """
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in kinds)
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,9 @@ class Stacked:
         """The precision that was asked for, and kernels that give the same bits every time."""
         stack = ExitStack()
         tf32 = self.precision != "fp32"
-        torch.backends.cuda.matmul.allow_tf32 = tf32
+        matmul = torch.backends.cuda.matmul
+        stack.callback(setattr, matmul, "allow_tf32", matmul.allow_tf32)
+        matmul.allow_tf32 = tf32
         flags: AbstractContextManager[None] = torch.backends.cudnn.flags(
             enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -79,10 +80,27 @@ def distinct(chances: NDArray[np.float64], size: int | NDArray[np.int64]) -> NDA
     """
     last = np.asarray(size)[..., None] - chances.shape[-1] + np.arange(chances.shape[-1])
     drawn = np.ascontiguousarray(np.moveaxis(chances * (last + 1), -1, 0)).astype(np.int64)
+    if len(drawn) > MANY:
+        return _distinct_one_by_one(np.moveaxis(drawn, 0, -1), np.broadcast_to(last, chances.shape))
     for place in range(1, len(drawn)):
         taken = (drawn[:place] == drawn[place]).any(0)
         np.copyto(drawn[place], last[..., place], where=taken)
     return np.moveaxis(drawn, 0, -1)
+
+
+MANY = 512
+"""Numbers from which on looking each up in a set beats comparing it with all before it."""
+
+
+def _distinct_one_by_one(drawn: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same, each set of numbers by itself."""
+    found = np.empty_like(drawn)
+    for place in np.ndindex(drawn.shape[:-1]):
+        seen: dict[int, None] = {}
+        for number, otherwise in zip(drawn[place].tolist(), last[place].tolist(), strict=True):
+            seen[otherwise if number in seen else number] = None
+        found[place] = list(seen)
+    return found
 
 
 @dataclass(frozen=True)
@@ -183,8 +201,8 @@ def finite(*tensors: Tensor) -> bool:
     return bool(torch.stack([torch.isfinite(x).all() for x in tensors]).all())
 
 
-def check_model(model: nn.Module) -> None:
-    """Refuse a model that cannot be trained by averaging.
+def check_model(model: nn.Module, sample: Tensor | None = None) -> None:
+    """Refuse a model that cannot be trained by averaging; with a sample, by trying it.
 
     >>> check_model(nn.Sequential(nn.BatchNorm1d(2)))
     Traceback (most recent call last):
@@ -192,8 +210,20 @@ def check_model(model: nn.Module) -> None:
     ValueError: layer '0' keeps running statistics, which do not average over clients: ...
     """
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+        if getattr(module, "track_running_stats", False):
             raise ValueError(
                 f"layer {name!r} keeps running statistics, which do not average over clients: "
                 "use GroupNorm, or track_running_stats=False"
+            )
+    if sample is None or not any(True for _ in model.buffers()):
+        return
+    tried = copy.deepcopy(model).train()
+    with torch.random.fork_rng(), torch.no_grad():
+        tried(sample)
+    before = dict(model.named_buffers())
+    for name, buffer in tried.named_buffers():
+        if not torch.equal(buffer, before[name]):
+            raise ValueError(
+                f"training changes {name!r}, which is no parameter: it would stay on the client "
+                "and not average"
             )

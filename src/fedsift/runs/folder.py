@@ -136,7 +136,7 @@ class RunFolder:
         """Add a round's metrics, and what its uploads were like."""
         for file, line in ((self.uploads_file, uploads), (self.metrics_file, record)):
             with file.open("a", encoding="utf-8") as opened:
-                opened.write(json.dumps(line) + "\n")
+                opened.write(json.dumps(line, allow_nan=False) + "\n")
 
     def history(self) -> list[Record]:
         """The metrics of each round from 1 on, up to the first line that is not the next one."""
