@@ -58,12 +58,13 @@ def is_done(run: Planned, out: Path, stop_at_target: bool = False) -> bool:
     folder = RunFolder(out / run.path)
     if run.measures_updates:
         return (folder.path / UPDATES).exists()
+    if (folder.path / DIVERGED).exists():
+        return True
     history = folder.history()
-    return (
-        (folder.path / DIVERGED).exists()
-        or len(history) >= run.config.rounds
-        or (stop_at_target and reached(history, run.target) is not None)
+    has_ended = len(history) >= run.config.rounds or (
+        stop_at_target and reached(history, run.target) is not None
     )
+    return has_ended and folder.summary_file.exists()
 
 
 def carry_out(run: Planned, out: Path, watch: Watch, stop_at_target: bool = False) -> None:
