@@ -24,9 +24,9 @@ PARAMETERS = {
 
 def samples(name, number):
     shape = MODELS[name].shape
-    return (
-        torch.randn(number, *shape) if len(shape) == 3 else torch.randint(0, 96, (number, *shape))
-    )
+    if name == "char-transformer":
+        return torch.randint(0, 96, (number, *shape))
+    return torch.randn(number, *shape)
 
 
 def weights(name, seed):

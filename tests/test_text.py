@@ -106,7 +106,7 @@ def test_documents_are_dealt_whole_and_nobody_goes_empty(labels, seed, data):
 
 
 def test_more_clients_than_documents_are_refused():
-    with pytest.raises(ValueError, match="3 whole documents.*between 1 and 3"):
+    with pytest.raises(ValueError, match=r"3 whole documents.*between 1 and 3"):
         deal("documents", np.array([0, 0, 1, 2, 2]), 4, seed=0, theta=1.0)
 
 

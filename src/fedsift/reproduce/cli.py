@@ -143,14 +143,14 @@ def table(lines: Sequence[dict[str, Any]], title: str) -> Table:
     return shown
 
 
-TRAFFIC = ("method", "MB up", "down", "ratio", "ratio of both", "best accuracy", "final")
+TRAFFIC = ("method", "MB up", "ratio", "down", "up + down", "ratio", "best accuracy", "final")
 
 
 def traffic_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
     """What each method really sends to the task's target and, below it, to FedAdam's best."""
     shown = Table(
-        title=f"{title}: megabytes a client to the target, and below to FedAdam's best\n"
-        "ratio: times less than FedAdam-SSM in the paper's format"
+        title=f"{title}: megabytes a client to {100 * lines[0]['target']['accuracy']:.1f} %\n"
+        "and, below it, to FedAdam's best; ratio: against FedAdam-SSM in the paper's format"
     )
     for heading in TRAFFIC:
         first = heading == "method"
@@ -165,11 +165,12 @@ def traffic_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
 
 
 def traffic_cells(cost: dict[str, Any]) -> list[str]:
-    """Megabytes up and down to a target, and the ratios."""
+    """Megabytes up, down and together to a target, and the ratios of the first and the last."""
     if cost["up"] is None:
-        return [f"∞ ({cost['reached']}/{cost['of']})", "", "", ""]
-    sizes = [spread(cost[key]) for key in ("up", "down")]
-    return [*sizes, *(number(cost[key], "", "×") for key in ("ratio_up", "ratio_both"))]
+        return [f"∞ ({cost['reached']}/{cost['of']})", "", "", "", ""]
+    up, down, both = (spread(cost[key]) for key in ("up", "down", "both"))
+    ratios = [number(cost[key], "", "×") for key in ("ratio_up", "ratio_both")]
+    return [up, ratios[0], down, both, ratios[1]]
 
 
 def spread(x: dict[str, float | None], unit: float = 1.0) -> str:
