@@ -19,7 +19,7 @@ from fedsift.reproduce import PINS, Pin, Wanted, plan
 from fedsift.reproduce.__main__ import main as core_main
 from fedsift.reproduce.pins import read
 from fedsift.reproduce.results import Outcome
-from fedsift.reproduce.runner import DIVERGED, carry_out, is_done
+from fedsift.reproduce.runner import DIVERGED, carry_out, is_done, loaded
 from fedsift.reproduce.traffic import costs
 from fedsift.runs import RunFolder
 
@@ -169,7 +169,7 @@ def here(tmp_path, monkeypatch):
         (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(np.arange(60) % 10))
     monkeypatch.setenv("FEDSIFT_DATA", str(tmp_path / "data"))
     monkeypatch.setattr("fedsift.data.files.DEBIAN", tmp_path / "debian")
-    monkeypatch.setattr("fedsift.reproduce.runner.loaded", lambda name: DATASETS[name].load())
+    monkeypatch.setattr("fedsift.reproduce.runner.loaded", loaded.__wrapped__)
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -407,6 +407,14 @@ def test_the_comparison_is_made_with_table_and_figure(here, capsys):
     assert float(rows["fedadam"]["harder_up"]) == pytest.approx(best["uplink_bytes"] / 1e6)
     assert float(rows["fedadam"]["harder_down"]) == pytest.approx(best["downlink_bytes"] / 1e6)
     assert "FedAdam's best" in capsys.readouterr().out
+
+
+def test_only_a_quick_run_is_tested_on_few_samples(here, monkeypatch):
+    monkeypatch.setattr("fedsift.reproduce.runner.QUICK_TEST", 7)
+    assert len(loaded.__wrapped__("fashion-mnist", True).test[1]) == 7
+    assert len(loaded.__wrapped__("fashion-mnist", False).test[1]) == 60
+    assert {run.quick for run in plan(Pin.of("sift"), Wanted(quick=True))} == {True}
+    assert {run.quick for run in plan(Pin.of("sift"), Wanted())} == {False}
 
 
 # The core command.

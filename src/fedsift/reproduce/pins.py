@@ -54,6 +54,7 @@ class Planned:
     config: RunConfig
     target: float
     measures_updates: bool = False
+    quick: bool = False
 
     @property
     def path(self) -> Path:
@@ -144,7 +145,8 @@ def _line(
         if wanted.rounds:
             config = config_of(line["algorithm"], values | own | {"rounds": wanted.rounds})
         label = _label(line["algorithm"], unusual)
-        yield Planned(task, setting, label, config, target, pin.kind == "updates")
+        is_fig1 = pin.kind == "updates"
+        yield Planned(task, setting, label, config, target, is_fig1, wanted.quick)
 
 
 def _label(algorithm: str, unusual: Mapping[str, Any]) -> str:
