@@ -18,7 +18,15 @@ PARAMETERS = {
     "vgg11": 9_750_922,
     "resnet18": 11_173_962,  # as with batch norm: a scale and a shift a channel
     "vit-tiny": 5_362_378,
+    "char-transformer": (96 + 128) * 128 + 3 * (12 * 128**2 + 13 * 128) + 2 * 128 + 129 * 96,
 }
+
+
+def samples(name, number):
+    shape = MODELS[name].shape
+    if name == "char-transformer":
+        return torch.randint(0, 96, (number, *shape))
+    return torch.randn(number, *shape)
 
 
 def weights(name, seed):
@@ -32,9 +40,10 @@ def test_a_model_has_the_parameters_that_its_layers_add_up_to(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_gives_ten_scores_for_each_sample_of_its_shape(name):
+def test_a_model_gives_ten_scores_for_each_sample_or_one_for_each_character(name):
     model = build(name, MODELS[name].shape, seed=0)
-    assert model(torch.zeros(3, *MODELS[name].shape)).shape == (3, 10)
+    scores = (128, 96) if name == "char-transformer" else (10,)
+    assert model(samples(name, 3)).shape == (3, *scores)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -48,7 +57,7 @@ def test_the_same_seed_gives_the_same_weights_whatever_was_drawn_before(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_can_be_traced_symbolically(name):
     model = build(name, MODELS[name].shape, seed=0)
-    x = torch.randn(2, *MODELS[name].shape)
+    x = samples(name, 2)
     torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))
 
 

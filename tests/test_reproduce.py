@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from fedsift.models import MODELS
 from fedsift.reproduce import PINS, Pin, Wanted, plan
 from fedsift.reproduce.__main__ import main as core_main
 from fedsift.reproduce.pins import read
-from fedsift.reproduce.runner import DIVERGED, carry_out, is_done
+from fedsift.reproduce.results import Outcome
+from fedsift.reproduce.runner import DIVERGED, carry_out, is_done, loaded
+from fedsift.reproduce.traffic import costs
 from fedsift.runs import RunFolder
 
 TASKS = ("cnn-fashion-mnist", "resnet18-svhn", "resnet18-cifar10", "vgg11-cifar10")
@@ -166,7 +169,7 @@ def here(tmp_path, monkeypatch):
         (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(np.arange(60) % 10))
     monkeypatch.setenv("FEDSIFT_DATA", str(tmp_path / "data"))
     monkeypatch.setattr("fedsift.data.files.DEBIAN", tmp_path / "debian")
-    monkeypatch.setattr("fedsift.reproduce.runner.loaded", lambda name: DATASETS[name].load())
+    monkeypatch.setattr("fedsift.reproduce.runner.loaded", loaded.__wrapped__)
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -319,6 +322,140 @@ def test_bad_input_is_one_line(words, phrase, here, capsys):
     said = capsys.readouterr().err.splitlines()
     assert phrase in said[-1]
     assert said[-1].startswith("fedsift: ")
+
+
+# The comparison of sift.
+
+SIFT_TASKS = Pin.of("sift").tasks
+
+
+def test_the_comparison_of_sift_shares_table_1s_runs_and_adds_two_transformers():
+    assert SIFT_TASKS[3:] == ("vit-tiny-cifar10", "char-lm")
+    shared = paths("sift", methods=("fedadam-ssm", "fedadam"), seeds=1) & paths("table1")
+    assert len(shared) == 3 * 2 * 2
+    for task, setting in [(task, s) for task in SIFT_TASKS for s in ("iid", "noniid")]:
+        configs = [run.config for run in plan(Pin.of("sift"), Wanted(task, setting, seeds=1))]
+        for key in ("dataset", "model", "partition", "clients", "batch_size", "lr"):
+            assert len({c.flat()[key] for c in configs}) == 1
+
+
+def test_a_language_model_is_federated_by_document():
+    runs = plan(Pin.of("sift"), Wanted("char-lm", seeds=1))
+    assert {(run.setting, run.config.partition) for run in runs} == {
+        ("iid", "iid"), ("noniid", "documents"),
+    }  # fmt: skip
+
+
+def test_several_tasks_can_be_named():
+    both = plan(Pin.of("table1"), Wanted("cnn-fashion-mnist,vgg11-cifar10", seeds=1))
+    assert {run.task for run in both} == {"cnn-fashion-mnist", "vgg11-cifar10"}
+
+
+def outcome(label, seed, *rounds):
+    """A run whose rounds have an accuracy, paper bits, bytes up and bytes down."""
+    (run,) = plan(Pin.of("sift"), Wanted(TASKS[0], "iid", (label,), 1))
+    keys = ("accuracy", "uplink_bits_paper", "uplink_bytes", "downlink_bytes")
+    history = [
+        {"round": n, **dict(zip(keys, values, strict=True))} for n, values in enumerate(rounds, 1)
+    ]
+    return Outcome(replace(run, config=replace(run.config, seed=seed)), history, {}, False)
+
+
+def test_traffic_is_counted_to_the_target_and_to_fedadams_best():
+    easy, best = (0.81, 8e6, 0.9e6, 3e6), (0.9, 80e6, 9e6, 30e6)
+    ssm = [outcome("fedadam-ssm", seed, easy, best) for seed in (0, 1)]
+    adam = [outcome("fedadam", 0, (0.85, 0, 2e6, 4e6)), outcome("fedadam", 1, (0.95, 0, 2e6, 4e6))]
+    ours = [
+        outcome("sift", 0, (0.82, 0, 0.1e6, 0.2e6), (0.86, 0, 0.3e6, 0.6e6)),
+        outcome("sift", 1, (0.10, 0, 0.1e6, 0.2e6), (0.81, 0, 0.3e6, 0.6e6)),
+    ]
+    of_ssm, of_adam, of_sift = costs([ssm, adam, ours])
+    target = of_sift["target"]
+    assert (target["accuracy"], target["reached"], target["of"]) == (0.804, 2, 2)
+    assert target["up"] == pytest.approx({"mean": 0.2, "sd": 0.02**0.5})
+    assert target["both"]["mean"] == pytest.approx(0.6)
+    assert target["ratio_up"] == pytest.approx(1.0 / 0.2)  # 8 Mbit are one megabyte
+    assert target["ratio_both"] == pytest.approx(4.0 / 0.6)
+    assert of_ssm["target"]["ratio_up"] == pytest.approx(1 / 0.9)
+    harder = of_sift["harder"]
+    assert harder["accuracy"] == pytest.approx(0.9)  # the mean of 0.85 and 0.95
+    assert (harder["reached"], harder["up"], harder["ratio_up"]) == (1, None, None)
+    assert of_adam["harder"]["reached"] == 2
+    assert of_adam["harder"]["ratio_up"] is None  # FedAdam-SSM did not get to 0.95
+    assert of_sift["final_accuracy"]["mean"] == pytest.approx(0.835)
+
+
+def test_without_fedadam_there_is_no_harder_target():
+    (told,) = costs([[outcome("sift", 0, (0.9, 0, 1e6, 1e6))]])
+    assert told["harder"] == {
+        "accuracy": None, "reached": 0, "of": 0, "round": None, "up": None, "down": None,
+        "both": None, "ratio_up": None, "ratio_both": None,
+    }  # fmt: skip
+    assert told["target"]["up"] == {"mean": 1.0, "sd": None}
+
+
+def test_the_comparison_is_made_with_table_and_figure(here, capsys):
+    assert main(["reproduce", "sift", *SMALL]) == 0
+    results = here / "runs" / "quick" / "results"
+    names = {f"sift-cnn-fashion-mnist-iid.{kind}" for kind in ("csv", "png", "svg")}
+    assert {path.name for path in results.iterdir()} == {"sift.json", "sift.csv", *names}
+    rows = {row["method"]: row for row in csv.DictReader((results / "sift.csv").open())}
+    assert set(rows) >= {"fedadam-ssm", "fedadam", "sift"}
+    history = RunFolder(here / "runs/quick/cnn-fashion-mnist/iid/fedadam/seed-0").history()
+    best = max(history, key=lambda record: record["accuracy"])
+    assert float(rows["fedadam"]["harder_target"]) == best["accuracy"]
+    assert float(rows["fedadam"]["harder_up"]) == pytest.approx(best["uplink_bytes"] / 1e6)
+    assert float(rows["fedadam"]["harder_down"]) == pytest.approx(best["downlink_bytes"] / 1e6)
+    assert "FedAdam's best" in capsys.readouterr().out
+
+
+def test_only_a_quick_run_is_tested_on_few_samples(here, monkeypatch):
+    monkeypatch.setattr("fedsift.reproduce.runner.QUICK_TEST", 7)
+    assert len(loaded.__wrapped__("fashion-mnist", True).test[1]) == 7
+    assert len(loaded.__wrapped__("fashion-mnist", False).test[1]) == 60
+    assert {run.quick for run in plan(Pin.of("sift"), Wanted(quick=True))} == {True}
+    assert {run.quick for run in plan(Pin.of("sift"), Wanted())} == {False}
+
+
+# The core command.
+
+CORE = ["table1", *SMALL, "--seeds", "1", "--out", "there"]
+FAST = ["--methods", "fedadam-ssm,fedadam"]
+
+
+def test_one_failed_run_does_not_keep_the_others_from_being_done(here, monkeypatch, capsys):
+    def fail_once(run, *rest):
+        if run.label == "fedadam-ssm":
+            raise RuntimeError("out of\nmemory")
+        return carry_out(run, *rest)
+
+    monkeypatch.setattr("fedsift.reproduce.__main__.carry_out", fail_once)
+    with pytest.raises(SystemExit, match="1 of 2 runs failed"):
+        core_main([*CORE, *FAST])
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith("fedadam-ssm/seed-0: FAILED: RuntimeError: out of memory")
+    assert said[1].startswith("[2/2] cnn-fashion-mnist/iid/fedadam/seed-0: 2 rounds, accuracy")
+
+
+def test_a_time_limit_stops_a_run_that_the_same_command_goes_on_with(here, monkeypatch, capsys):
+    minutes = iter(range(1000))
+    clock = SimpleNamespace(monotonic=lambda: 60 * next(minutes))
+    monkeypatch.setattr("fedsift.reproduce.__main__.time", clock)
+    core_main([*CORE, *FAST, "--minutes", "2"])  # looks at its start, and after each round
+    assert "the time is up: 2 runs are left" in capsys.readouterr().err
+    folder = RunFolder(here / "there/cnn-fashion-mnist/iid/fedadam-ssm/seed-0")
+    assert len(folder.history()) == 1
+    assert folder.checkpoint_file.exists()
+    core_main([*CORE, *FAST])
+    assert len(folder.history()) == 2
+    assert len(list((here / "there").rglob("summary.json"))) == 2
+    core_main([*CORE, *FAST])
+    assert capsys.readouterr().err.count("2 rounds") == 2  # and nothing is done twice
+
+
+def test_names_that_share_runs_have_them_done_once(here, capsys):
+    core_main(["fig2", *CORE, "--methods", "fedadam"])
+    assert capsys.readouterr().err.count("fedadam/seed-0: 2 rounds") == 1
 
 
 CORE_ONLY = """

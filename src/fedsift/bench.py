@@ -14,13 +14,13 @@ from statistics import median
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedsift.algorithms.fedadam_ssm import fedadam_ssm
 from fedsift.algorithms.method import Context
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
+from fedsift.data.text import ALPHABET, loss_of
 from fedsift.engine.task import Data, Job, Results
 from fedsift.federation import Federation, Snapshot
 from fedsift.models import MODELS, build
@@ -92,29 +92,32 @@ def time_model(name: str, device: str, precision: str, rounds: int, peaks: Peaks
 
 
 def federation_for(name: str, device: str, precision: str) -> Federation:
-    """A federation on random images, which take as long as real ones."""
+    """A federation on random samples, which take as long as real ones."""
     draw = torch.Generator().manual_seed(0)
     shape = MODELS[name].shape
-    clients = [images(SAMPLES, shape, draw) for _ in range(CLIENTS)]
+    clients = [samples(SAMPLES, shape, draw) for _ in range(CLIENTS)]
     return prepare(
         build(name, shape, seed=0),
         clients,
-        images(TESTED, shape, draw),
+        samples(TESTED, shape, draw),
         fedadam_ssm(local_steps=STEPS),
         batch_size=BATCH,
         participation=1.0,
         dropout=0.0,
         min_clients=0,
         wire="count",
-        loss=cross_entropy,
+        loss=loss_of(clients[0][1]),
         seed=0,
         device=device,
         precision=precision,
     )
 
 
-def images(number: int, shape: tuple[int, ...], draw: torch.Generator) -> Data:
-    """Random images of ten random classes."""
+def samples(number: int, shape: tuple[int, ...], draw: torch.Generator) -> Data:
+    """Random images of ten random classes, or random characters and what would follow."""
+    if len(shape) == 1:
+        text = torch.randint(0, len(ALPHABET), (number, 1 + shape[0]), generator=draw)
+        return text[:, :-1], text[:, 1:]
     y = torch.randint(0, 10, (number,), generator=draw)
     return torch.randn(number, *shape, generator=draw), y
 
@@ -193,8 +196,8 @@ def settle(device: str) -> None:
 
 def work_of(name: str, federation: Federation) -> tuple[float, float]:
     """A round's floating-point operations, and the bytes its optimiser moves."""
-    model, shape = build(name, MODELS[name].shape, seed=0), MODELS[name].shape
-    flops = CLIENTS * STEPS * BATCH * flops_of(model, torch.zeros(1, *shape))
+    model = build(name, MODELS[name].shape, seed=0)
+    flops = CLIENTS * STEPS * BATCH * flops_of(model, federation.task.clients[0][0][:1].cpu())
     layout = federation.task.layout
     traffic = CLIENTS * STEPS * ADAM_TRAFFIC * layout.d * layout.dtype.itemsize
     return float(flops), float(traffic)

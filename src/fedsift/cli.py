@@ -114,7 +114,7 @@ OPTIONS: dict[str, list[Option]] = {
         ("clients", int, "Number of clients."),
         ("rounds", int, "Communication rounds."),
         ("batch-size", int, "Samples a local step; 0 takes the whole local set."),
-        ("partition", str, "How data is dealt to clients: iid or dirichlet."),
+        ("partition", str, "How data is dealt to clients: iid, dirichlet or documents."),
         ("theta", float, "Dirichlet concentration: smaller is less alike."),
         ("participation", float, "Share of the clients that train in a round."),
         ("dropout", float, "Chance that a client trains and its update is lost."),

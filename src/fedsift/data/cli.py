@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fedsift.data.download import fetch, state_of
 from fedsift.data.files import data_folder, find, use_data_folder
-from fedsift.data.sets import DATASETS
+from fedsift.data.sets import DATASETS, digest_of
 from fedsift.data.sources import SOURCES, Download, Source
 
 out = Console()
@@ -47,14 +47,12 @@ def list_sets(data_dir: DataDir = None) -> None:
         shape = "×".join(map(str, entry.shape))
         source = SOURCES.get(name)
         size = f"{sum(d.size for d in source.downloads) / 1e6:.0f} MB" if source else "none"
-        table.add_row(name, shape, size, where(source))
+        table.add_row(name, shape, size, where(source) if source else f"with {entry.comes_with}")
     out.print(table)
 
 
-def where(source: Source | None) -> str:
+def where(source: Source) -> str:
     """In which folder a data set's files are, or how many of them are missing."""
-    if source is None:
-        return "with scikit-learn"
     found = [find(file.path) for file in source.files]
     if None in found:
         return f"no: {found.count(None)} of {len(found)} files are missing"
@@ -71,7 +69,7 @@ def get(name: Name, data_dir: DataDir = None) -> None:
     """
     source = source_of(name, data_dir)
     if source is None:
-        out.print("digits come with scikit-learn: there is nothing to get")
+        out.print(f"{name} comes with {DATASETS[name].comes_with}: there is nothing to get")
         return
     for download in source.downloads:
         if any(state_of(file) != "in order" for file in download.files):
@@ -107,13 +105,16 @@ def give_up(problem: str, source: Source) -> NoReturn:
 def check(name: Name, data_dir: DataDir = None) -> None:
     """Check a data set's files against the SHA-256 of the official content.
 
-    Ends with exit code 1 if one is missing or damaged.
+    Ends with exit code 1 if one is missing or damaged. Of the text that comes with Python, which
+    differs from version to version, it tells the SHA-256 that runs on it record.
 
     Example: `fedsift data check cifar-10`
     """
     source = source_of(name, data_dir)
     if source is None:
-        out.print("digits come with scikit-learn: there is nothing to check")
+        found = digest_of(name)
+        told = f"its SHA-256 here is {found}" if found else "there is nothing to check"
+        out.print(f"{name} comes with {DATASETS[name].comes_with}: {told}", soft_wrap=True)
         return
     states = {file.path: state_of(file) for file in source.files}
     for path, state in states.items():

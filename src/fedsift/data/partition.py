@@ -45,13 +45,35 @@ def dirichlet(labels: NDArray[np.int64], clients: int, seed: int, theta: float) 
     return [np.sort(np.array(rows, np.int64)) for rows in dealt]
 
 
-PARTITIONS: tuple[str, ...] = ("iid", "dirichlet")
+def documents(labels: NDArray[np.int64], clients: int, seed: int) -> list[Rows]:
+    """Whole documents (or classes) to each client: as many to each, neighbours together.
+
+    Neighbours are alike, as the modules of a package are. The seed says where the first client
+    begins.
+
+    >>> rows = documents(np.array([0, 0, 0, 1, 2, 2, 3]), 2, seed=0)
+    >>> sorted(map(len, rows)), sorted(np.concatenate(rows).tolist())
+    ([3, 4], [0, 1, 2, 3, 4, 5, 6])
+    """
+    names = np.unique(labels)
+    if clients > len(names):
+        raise ValueError(
+            f"{clients} clients cannot share {len(names)} whole documents (of images: classes); "
+            f"clients must be between 1 and {len(names)}"
+        )
+    order = np.roll(names, stream(seed, "partition").integers(len(names)))
+    return [np.flatnonzero(np.isin(labels, own)) for own in np.array_split(order, clients)]
+
+
+PARTITIONS: tuple[str, ...] = ("iid", "dirichlet", "documents")
 
 
 def deal(
     partition: str, labels: NDArray[np.int64], clients: int, seed: int, theta: float
 ) -> list[Rows]:
     """Deal by a partition's command-line name.
+
+    ``labels`` are each sample's class or, in a text, its document.
 
     >>> deal("dirichlet", np.arange(4), 8, seed=0, theta=1.0)
     Traceback (most recent call last):
@@ -69,4 +91,6 @@ def deal(
         raise ValueError(f"theta must be a positive number, got {theta}")
     if partition == "iid":
         return iid(labels, clients, seed)
+    if partition == "documents":
+        return documents(labels, clients, seed)
     return dirichlet(labels, clients, seed, theta)

@@ -1,4 +1,4 @@
-"""Data sets by name, as normalised tensors."""
+"""Data sets by name: images as normalised tensors, text as codes of its characters."""
 
 from __future__ import annotations
 
@@ -7,24 +7,49 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsift.data import text
 from fedsift.data.files import Images, read_cifar10, read_fashion_mnist, read_svhn
+from fedsift.engine.task import Loss
 from fedsift.seeding import stream
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A train and a test set: images ``(n, channels, height, width)`` and class labels ``(n,)``."""
+    """A train and a test set.
+
+    Of images: ``(n, channels, height, width)`` and class labels ``(n,)``. Of text: characters'
+    codes ``(n, context)``, what follows each of them, and the document that a training sample is
+    of.
+    """
 
     name: str
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
+    documents: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return tuple(self.train[0].shape[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of samples: whole numbers are codes of characters."""
+        return self.train[0].dtype
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """What training samples are dealt out by: the class of each or, of text, its document."""
+        found = self.train[1] if self.documents is None else self.documents
+        return found.numpy()
+
+    @property
+    def loss(self) -> Loss:
+        """The cross-entropy of its targets."""
+        return text.loss_of(self.train[1])
 
 
 def digits() -> Dataset:
@@ -57,6 +82,12 @@ def svhn() -> Dataset:
     return _images("svhn", read_svhn("train"), read_svhn("test"))
 
 
+def python_stdlib() -> Dataset:
+    """The modules of Python's standard library, character by character."""
+    found = text.read_stdlib()
+    return Dataset("python-stdlib", found.train, found.test, found.documents)
+
+
 def _images(name: str, train: Images, test: Images) -> Dataset:
     x, x_test = normalised(_floats(train), _floats(test))
     return Dataset(name, (x, torch.from_numpy(train[1])), (x_test, torch.from_numpy(test[1])))
@@ -82,17 +113,27 @@ def normalised(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Entry:
-    """How a data set is loaded, and the shape of its samples, known without loading it."""
+    """How a data set is loaded, and what is known without loading it.
+
+    ``comes_with`` names what brings a set that needs no download; ``digest`` gives the SHA-256 of
+    one whose content differs from machine to machine.
+    """
 
     load: Callable[[], Dataset]
     shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    comes_with: str = ""
+    digest: Callable[[], str] | None = None
 
 
 DATASETS: dict[str, Entry] = {
-    "digits": Entry(digits, (1, 8, 8)),
+    "digits": Entry(digits, (1, 8, 8), comes_with="scikit-learn"),
     "fashion-mnist": Entry(fashion_mnist, (1, 28, 28)),
     "cifar-10": Entry(cifar10, (3, 32, 32)),
     "svhn": Entry(svhn, (3, 32, 32)),
+    "python-stdlib": Entry(
+        python_stdlib, (text.CONTEXT,), torch.int64, comes_with="Python", digest=text.digest
+    ),
 }
 """Every data set by its command-line name."""
 
@@ -113,6 +154,16 @@ def shape_of(name: str) -> tuple[int, ...]:
     (1, 8, 8)
     """
     return _entry(name).shape
+
+
+def digest_of(name: str) -> str:
+    """The SHA-256 of a data set whose content is not the same everywhere; empty for any other.
+
+    >>> digest_of("digits"), len(digest_of("python-stdlib"))
+    ('', 64)
+    """
+    digest = DATASETS[name].digest if name in DATASETS else None
+    return digest() if digest else ""
 
 
 def _entry(name: str) -> Entry:

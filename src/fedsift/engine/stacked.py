@@ -131,7 +131,7 @@ class Stacked:
         if not self.data.is_cuda:
             return MOST_CLIENTS
         sample = self.data[0].numel() * self.data.element_size()
-        state = 16 * self.task.layout.d * self.data.element_size()
+        state = 16 * self.task.layout.d * self.task.layout.dtype.itemsize
         free, _ = torch.cuda.mem_get_info(self.data.device)
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         each = state + 400 * sample * batch

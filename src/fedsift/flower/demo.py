@@ -56,10 +56,10 @@ def server() -> ServerApp:
 
         config = config_of(context)
         dataset = load(config.dataset)
-        model = build(config.model, dataset.shape, config.seed)
+        model = build(config.model, dataset.shape, config.seed, dataset.dtype)
         layout = Layout.of(model)
-        loss = torch.nn.functional.cross_entropy
-        task = Task(model, loss, Elsewhere(0, {}), dataset.test, None, config.seed, layout)
+        nowhere = Elsewhere(0, {})
+        task = Task(model, dataset.loss, nowhere, dataset.test, None, config.seed, layout)
 
         def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
             w = layout.flatten({n: torch.from_numpy(a.numpy()) for n, a in arrays.items()})
@@ -93,21 +93,24 @@ def client() -> ClientApp:
 
     @app.train()
     def train(message: Any, context: Context) -> Any:
-        from fedsift.data import deal, load, shape_of
+        from fedsift.data import DATASETS, deal, load, sequence_cross_entropy
         from fedsift.models import build
 
         config = config_of(context)
+        entry = DATASETS[config.dataset]
 
         def share(partition: int, partitions: int) -> Data:
-            x, y = load(config.dataset).train
-            rows = deal(config.partition, y.numpy(), partitions, config.seed, config.theta)
+            dataset = load(config.dataset)
+            x, y = dataset.train
+            rows = deal(config.partition, dataset.labels, partitions, config.seed, config.theta)
             mine = torch.from_numpy(rows[partition])
             return x[mine], y[mine]
 
         inner = client_app(
-            lambda: build(config.model, shape_of(config.dataset), config.seed),
+            lambda: build(config.model, entry.shape, config.seed, entry.dtype),
             share,
             config.make_algorithm(),
+            loss=sequence_cross_entropy,
         )
         return inner(message, context)
 

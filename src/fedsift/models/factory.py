@@ -34,14 +34,14 @@ def factory_of(name: str) -> Callable[[], nn.Module]:
     return found
 
 
-def made_by(name: str, shape: tuple[int, ...]) -> nn.Module:
-    """Call the factory, and see that its model takes samples of that shape."""
+def made_by(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> nn.Module:
+    """Call the factory, and see that its model takes samples of that shape and number format."""
     try:
         model = factory_of(name)()
         if not isinstance(model, nn.Module):
             raise TypeError(f"it gave a {type(model).__name__}, not a torch.nn.Module")
         with torch.no_grad():
-            model.eval()(torch.zeros(2, *shape))
+            model.eval()(torch.zeros(2, *shape, dtype=dtype))
     except ValueError:
         raise
     except Exception as problem:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from fedsift.data.text import CONTEXT
 from fedsift.models.factory import made_by
 from fedsift.models.resnet import resnet18
-from fedsift.models.transformer import vit_tiny
+from fedsift.models.transformer import char_transformer, vit_tiny
 from fedsift.seeding import torch_seed
 
 
@@ -81,21 +82,25 @@ MODELS: dict[str, Entry] = {
     "vgg11": Entry(vgg11, (3, 32, 32)),
     "resnet18": Entry(resnet18, (3, 32, 32)),
     "vit-tiny": Entry(vit_tiny, (3, 32, 32)),
+    "char-transformer": Entry(char_transformer, (CONTEXT,)),
 }
 """Every model by its command-line name."""
 
 
-def build(name: str, shape: tuple[int, ...], seed: int) -> nn.Module:
+def build(
+    name: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32
+) -> nn.Module:
     """The model of that name for samples of that shape, its weights drawn from the seed.
 
-    The name is one of ``MODELS``, or ``package.module:factory`` for one of your own.
+    The name is one of ``MODELS``, or ``package.module:factory`` for one of your own, which must
+    take samples of that number format: ``torch.int64`` for codes of characters.
 
     >>> len(list(build("cnn", (1, 28, 28), seed=0).parameters()))
     8
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "model"))
-        return made_by(name, shape) if ":" in name else _entry(name, shape).make()
+        return made_by(name, shape, dtype) if ":" in name else _entry(name, shape).make()
 
 
 def _entry(name: str, shape: tuple[int, ...]) -> Entry:

@@ -1,17 +1,22 @@
 """``python -m fedsift.reproduce table1``: the runs alone, with nothing but the core installed.
 
 For a GPU machine that has torch, numpy, safetensors, constriction and tomli-w. It leaves the run
-folders from which ``fedsift reproduce table1 --no-run`` makes the results on another machine.
+folders from which ``fedsift reproduce table1 --no-run`` makes the results on another machine. Runs
+that are done are not done again, and one that fails does not keep the others from being done.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from fedsift.reproduce.pins import PINS, Pin, Wanted
-from fedsift.reproduce.runner import carry_out, to_do
+from fedsift.reproduce.pins import PINS, Pin, Planned, Wanted
+from fedsift.reproduce.runner import DIVERGED, carry_out, to_do
+from fedsift.runs.folder import RunFolder
 from fedsift.simulation import Record
 
 
@@ -19,7 +24,7 @@ def main(words: list[str] | None = None) -> None:
     """Parse, and carry out every run that is not done."""
     parser = argparse.ArgumentParser(prog="python -m fedsift.reproduce", description=__doc__)
     parser.add_argument("names", nargs="+", choices=PINS, metavar="NAME", help=", ".join(PINS))
-    parser.add_argument("--task")
+    parser.add_argument("--task", help="one or several, separated by commas")
     parser.add_argument("--setting")
     parser.add_argument("--methods", default="", help="separated by commas")
     parser.add_argument("--seeds", type=int, default=3)
@@ -29,24 +34,68 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"))
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="stop, ready to be continued, after so many"
+    )
     given = vars(parser.parse_args(words))
+    until = time.monotonic() + 60 * given.pop("minutes")
     names, out, stop = (given.pop(key) for key in ("names", "out", "stop_at_target"))
     methods = tuple(filter(None, given.pop("methods").split(",")))
     wanted = Wanted(**given, methods=methods)
     try:
-        for name in names:
-            reproduce(Pin.of(name), wanted, out, stop)
+        todo = [run for name in names for run in to_do(Pin.of(name), wanted, out, stop, say)]
     except ValueError as problem:
         parser.error(str(problem))
+    carry_out_all(each_once(todo), out, stop, until)
 
 
-def reproduce(pin: Pin, wanted: Wanted, out: Path, stop_at_target: bool) -> None:
-    """The runs of one table or figure, a line of text for each."""
-    for run in to_do(pin, wanted, out, stop_at_target, say):
-        records: list[Record] = []
-        carry_out(run, out, records.append, stop_at_target)
-        last = "{round} rounds, accuracy {accuracy:.4f}, {seconds:.1f} s"
-        say(f"{pin.name} {run.path}: {last.format(**records[-1]) if records else 'diverged'}")
+def each_once(runs: Iterable[Planned]) -> list[Planned]:
+    """Runs that figures share, once, with the most rounds that any of them wants."""
+    found: dict[Path, Planned] = {}
+    for run in runs:
+        known = found.setdefault(run.path, run)
+        if run.config.rounds > known.config.rounds:
+            found[run.path] = run
+    return list(found.values())
+
+
+class TimeIsUp(Exception):
+    """The time that was given is over."""
+
+
+def carry_out_all(todo: list[Planned], out: Path, stop_at_target: bool, until: float) -> None:
+    """Run after run, a line of text for each; ends with exit code 1 if one of them failed."""
+    failed = 0
+    for n, run in enumerate(todo):
+        try:
+            ended = carry_out_in_time(run, out, stop_at_target, until)
+        except TimeIsUp:
+            say(f"the time is up: {len(todo) - n} runs are left, and the same command goes on")
+            break
+        except Exception as problem:  # whatever it is, the other runs are not to blame
+            failed += 1
+            ended = f"FAILED: {type(problem).__name__}: {' '.join(str(problem).split())}"
+        say(f"[{n + 1}/{len(todo)}] {run.path}: {ended}")
+    if failed:
+        sys.exit(f"{failed} of {len(todo)} runs failed; the same command tries them again")
+
+
+def carry_out_in_time(run: Planned, out: Path, stop_at_target: bool, until: float) -> str:
+    """One run, and how it ended; one that the end of the time cuts off is saved as it is."""
+
+    def watch(record: Record | None = None) -> None:
+        if time.monotonic() >= until:
+            raise TimeIsUp
+
+    watch()
+    carry_out(run, out, watch, stop_at_target)
+    folder = RunFolder(out / run.path)
+    if run.measures_updates:
+        return "measured"
+    if (folder.path / DIVERGED).exists():
+        return "diverged"
+    last = "{round} rounds, accuracy {accuracy:.4f}, {seconds:.1f} s"
+    return last.format(**folder.history()[-1])
 
 
 def say(line: str) -> None:

@@ -34,7 +34,11 @@ def reproduce(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(PINS)}.")],
     task: Annotated[
         str | None,
-        option("--task", f"One of: {', '.join(read('tasks')['tasks'])}.", "all that have data"),
+        option(
+            "--task",
+            f"One, or several separated by commas: {', '.join(read('tasks')['tasks'])}.",
+            "all that have data",
+        ),
     ] = None,
     setting: Annotated[str | None, option("--setting", "iid or noniid.", "both")] = None,
     methods: Annotated[
@@ -60,7 +64,7 @@ def reproduce(
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Make a table or figure of the paper anew.
+    """Make a table or figure of the paper anew, or the comparison of sift.
 
     It can be done in pieces: what is finished is not done again, and a run that was stopped goes
     on where it was. The results are made from all runs that are there.
@@ -68,6 +72,8 @@ def reproduce(
     For example:
 
     * `fedsift reproduce table1 --task cnn-fashion-mnist --setting iid --quick`
+
+    * `fedsift reproduce sift --task char-lm --quick`
 
     * `fedsift reproduce fig5 --task vgg11-cifar10 --seeds 1 --device cuda --precision tf32`
     """
@@ -114,8 +120,9 @@ def show(pin: Pin, wanted: Wanted, out: Path, results: Path) -> None:
         raise click.ClickException(f"there is no run of {pin.name} in {out}")
     if pin.kind != "updates":
         lines = json.loads((results / f"{pin.name}.json").read_text(encoding="utf-8"))
+        shown = traffic_table if pin.kind == "traffic" else table
         for (task, setting), own in groupby(lines, lambda line: (line["task"], line["setting"])):
-            out_console.print(table(list(own), f"{task}, {setting}"))
+            out_console.print(shown(list(own), f"{task}, {setting}"))
     for path in paths:
         print(path)
 
@@ -134,6 +141,49 @@ def table(lines: Sequence[dict[str, Any]], title: str) -> Table:
         ratios = [number(line[key], "", "×") for key in ("ratio", "paper_ratio")]
         shown.add_row(line["method"], ours, ratios[0], reached, theirs, ratios[1], best)
     return shown
+
+
+TRAFFIC = ("method", "MB up", "ratio", "down", "up + down", "ratio", "best accuracy", "final")
+
+
+def traffic_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
+    """What each method really sends to the task's target and, below it, to FedAdam's best."""
+    shown = Table(
+        title=f"{title}: megabytes a client to {100 * lines[0]['target']['accuracy']:.1f} %\n"
+        "and, below it, to FedAdam's best; ratio: against FedAdam-SSM in the paper's format"
+    )
+    for heading in TRAFFIC:
+        first = heading == "method"
+        shown.add_column(heading, justify="left" if first else "right", no_wrap=first)
+    for line in lines:
+        accuracies = [spread(line[key], 100) for key in ("best_accuracy", "final_accuracy")]
+        shown.add_row(line["method"], *traffic_cells(line["target"]), *accuracies)
+        harder = line["harder"]
+        if harder["accuracy"] is not None:
+            shown.add_row(f"  to {100 * harder['accuracy']:.2f} %", *traffic_cells(harder))
+    return shown
+
+
+def traffic_cells(cost: dict[str, Any]) -> list[str]:
+    """Megabytes up, down and together to a target, and the ratios of the first and the last."""
+    if cost["up"] is None:
+        return [f"∞ ({cost['reached']}/{cost['of']})", "", "", "", ""]
+    up, down, both = (spread(cost[key]) for key in ("up", "down", "both"))
+    ratios = [number(cost[key], "", "×") for key in ("ratio_up", "ratio_both")]
+    return [up, ratios[0], down, both, ratios[1]]
+
+
+def spread(x: dict[str, float | None], unit: float = 1.0) -> str:
+    """A mean to three digits or two decimals, and the deviation where there is one.
+
+    >>> spread({"mean": 1.234, "sd": 0.1}), spread({"mean": 0.01234, "sd": None})
+    ('1.23 ± 0.10', '0.0123')
+    """
+    mean, deviation = (None if each is None else unit * each for each in (x["mean"], x["sd"]))
+    assert mean is not None
+    digits = "{:.2f}" if mean >= 1 else "{:.3g}"
+    shown = digits.format(mean)
+    return shown if deviation is None else f"{shown} ± {digits.format(deviation)}"
 
 
 def number(x: float | None, otherwise: str, unit: str = "") -> str:

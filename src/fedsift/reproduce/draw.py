@@ -28,6 +28,9 @@ NAMES = {
     "efficient-adam": "Efficient-Adam",
     "fedsgd": "FedSGD",
     "sparse-fedsgd": "Sparse FedSGD",
+    "sift": "sift",
+    "sparseloco": "SparseLoCo",
+    "fedadamw": "FedAdamW",
     "iid": "IID",
     "noniid": "θ = 0.1",
     "theta-0.5": "θ = 0.5",
@@ -38,6 +41,8 @@ TASKS = {
     "resnet18-svhn": "ResNet-18 on SVHN",
     "resnet18-cifar10": "ResNet-18 on CIFAR-10",
     "vgg11-cifar10": "VGG-11 on CIFAR-10",
+    "vit-tiny-cifar10": "ViT-Tiny on CIFAR-10",
+    "char-lm": "Transformer on characters",
 }
 SYMBOLS = {"local_steps": "L", "lr": "η", "density": "α"}
 STYLE: dict[Any, Any] = {
@@ -49,6 +54,10 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.6,
     "savefig.dpi": 150,
     "svg.hashsalt": "fedsift",  # the same figure, the same file
+}
+TRAFFIC = {
+    "mibit": "uplink, Mibit a client (the paper's formula)",
+    "megabytes": "uplink, megabytes a client (as sent)",
 }
 ROLES = {"w": "ΔW", "m": "ΔM", "v": "ΔV"}
 
@@ -73,9 +82,10 @@ def picture(path: Path, title: str, columns: int = 1) -> Iterator[list[Axes]]:
 
 
 def draw_curves(pin: Pin, curves: Sequence[Curve], path: Path) -> None:
-    """Figs. 2, 3 and 5 to 8: one task and setting, a curve for each line."""
+    """Figs. 2, 3 and 5 to 8, and sift's: one task and setting, a curve for each line."""
     run = curves[0].line[0].run
-    data = "IID" if run.setting == "iid" else f"Dirichlet {run.config.theta:g}"
+    names = {"iid": "IID", "dirichlet": f"Dirichlet {run.config.theta:g}"}
+    data = names.get(run.config.partition, "by document")
     with picture(path, f"{pin.title}: {TASKS[run.task]}, {data}") as (axes,):
         for curve in curves:
             _plot(axes, curve, pin.x, _legend(pin, curve.line[0].run))
@@ -128,7 +138,7 @@ COLOURS = [mpl.colormaps["tab10"](i) for i in (3, 0, 2, 1, 4, 7, 5, 6, 8, 9)]
 
 def _plot(axes: Axes, curve: Curve, x: str, name: str) -> None:
     n = len(axes.lines)
-    where = curve.mibit if x == "mibit" else curve.rounds
+    where = {"mibit": curve.mibit, "megabytes": curve.megabytes, "round": curve.rounds}[x]
     style: dict[str, Any] = {"color": COLOURS[n % 10], "ls": ("-", "--")[n >= 10]}
     axes.plot(where, [100 * a for a in curve.accuracy], label=name, zorder=3 - n / 100, **style)
     low, high = ([100 * a for a in edge] for edge in (curve.lowest, curve.highest))
@@ -136,8 +146,8 @@ def _plot(axes: Axes, curve: Curve, x: str, name: str) -> None:
 
 
 def _label(axes: Axes, x: str, curves: Sequence[Curve]) -> None:
-    if x == "mibit":
-        axes.set(xscale="log", xlabel="uplink, Mibit a client (the paper's formula)")
+    if x in TRAFFIC:
+        axes.set(xscale="log", xlabel=TRAFFIC[x])
         low, high = axes.get_xlim()
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
         axes.xaxis.set_major_formatter("{x:g}")

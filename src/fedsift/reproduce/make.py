@@ -19,6 +19,7 @@ from fedsift.reproduce.results import (
     updates_of,
     write,
 )
+from fedsift.reproduce.traffic import costs, costs_csv
 
 
 def make(pin: Pin, wanted: Wanted, out: Path, results: Path) -> Iterator[Path]:
@@ -29,11 +30,14 @@ def make(pin: Pin, wanted: Wanted, out: Path, results: Path) -> Iterator[Path]:
     lines = lines_of(pin, wanted, out)
     if not lines:
         return
-    yield write(results / f"{pin.name}.json", summaries(lines))
+    told = costs(lines) if pin.kind == "traffic" else summaries(lines)
+    yield write(results / f"{pin.name}.json", told)
     if pin.kind == "table":
         yield write(results / f"{pin.name}.csv", table_csv(lines))
-    else:
-        yield from _make_curves(pin, lines, results)
+        return
+    if pin.kind == "traffic":
+        yield write(results / f"{pin.name}.csv", costs_csv(lines))
+    yield from _make_curves(pin, lines, results)
 
 
 def _make_curves(pin: Pin, lines: Sequence[list[Outcome]], results: Path) -> Iterator[Path]:

@@ -13,8 +13,8 @@ from fedsift.runs.compare import config_of
 from fedsift.runs.config import RunConfig
 
 FOLDER = Path(__file__).parent / "pinned"
-PINS = ("table1", *(f"fig{n}" for n in range(1, 9)))
-"""Every table and figure by its command-line name."""
+PINS = ("table1", *(f"fig{n}" for n in range(1, 9)), "sift")
+"""Every table and figure by its command-line name; the last is not of the paper."""
 
 
 @cache
@@ -29,7 +29,10 @@ def read(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a user asks for: None leaves the choice to the pinned file."""
+    """What a user asks for: None leaves the choice to the pinned file.
+
+    ``task`` may name several, separated by commas.
+    """
 
     task: str | None = None
     setting: str | None = None
@@ -51,6 +54,7 @@ class Planned:
     config: RunConfig
     target: float
     measures_updates: bool = False
+    quick: bool = False
 
     @property
     def path(self) -> Path:
@@ -108,10 +112,12 @@ def plan(pin: Pin, wanted: Wanted) -> list[Planned]:
     ]
 
 
-def _chosen(what: str, name: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
-    if name is not None and name not in known:
-        raise ValueError(f"unknown {what} {name!r}; choose one of: {', '.join(known)}")
-    return known if name is None else (name,)
+def _chosen(what: str, names: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
+    chosen = known if names is None else tuple(names.split(","))
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"unknown {what} {name!r}; choose one of: {', '.join(known)}")
+    return chosen
 
 
 def _settings(pin: Pin, wanted: Wanted) -> tuple[str, ...]:
@@ -139,7 +145,8 @@ def _line(
         if wanted.rounds:
             config = config_of(line["algorithm"], values | own | {"rounds": wanted.rounds})
         label = _label(line["algorithm"], unusual)
-        yield Planned(task, setting, label, config, target, pin.kind == "updates")
+        is_fig1 = pin.kind == "updates"
+        yield Planned(task, setting, label, config, target, is_fig1, wanted.quick)
 
 
 def _label(algorithm: str, unusual: Mapping[str, Any]) -> str:
@@ -149,16 +156,17 @@ def _label(algorithm: str, unusual: Mapping[str, Any]) -> str:
 
 def _values(task: str, setting: str, algorithm: str, wanted: Wanted) -> dict[str, Any]:
     """A method's settings on a task, with the rounds and the target of the setting."""
-    pinned = read("tasks")
+    pinned, own = read("tasks"), ("methods", "quick", "settings")
     layers = [pinned["tasks"][task]]
     if wanted.quick:
         layers.append(pinned["tasks"][task]["quick"])
     values: dict[str, Any] = {"device": wanted.device, "precision": wanted.precision}
     for layer in layers:
-        values |= {key: value for key, value in layer.items() if key not in ("methods", "quick")}
+        values |= {key: value for key, value in layer.items() if key not in own}
     for layer in layers:
         values |= layer.get("methods", {}).get(algorithm, {})
     for key in ("rounds", "target"):
         if isinstance(values[key], Mapping):  # by setting; those of Fig. 4 are kinds of non-IID
             values[key] = values[key].get(setting, values[key]["noniid"])
-    return {**values, **pinned["settings"][setting]}
+    own_setting = layers[0].get("settings", {}).get(setting, {})
+    return {**values, **pinned["settings"][setting], **own_setting}

@@ -135,11 +135,15 @@ def environments(line: Iterable[Outcome]) -> list[Mapping[str, str]]:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line's accuracy round by round: the mean over its seeds, and the range."""
+    """A line's accuracy round by round: the mean over its seeds, and the range.
+
+    ``mibit`` is the uplink by the paper's formula, ``megabytes`` what is really sent up.
+    """
 
     line: Sequence[Outcome]
     rounds: Sequence[int]
     mibit: Sequence[float]
+    megabytes: Sequence[float]
     accuracy: Sequence[float]
     lowest: Sequence[float]
     highest: Sequence[float]
@@ -155,6 +159,7 @@ class Curve:
             line,
             [i + 1 for i in kept],
             [float(first[i]["uplink_bits_paper"] or 0) / MIBIT for i in kept],
+            [fmean(float(o.history[i]["uplink_bytes"] or 0) / 1e6 for o in line) for i in kept],
             [fmean(x) for x in each],
             [min(x) for x in each],
             [max(x) for x in each],
@@ -165,12 +170,12 @@ def curves_csv(curves: Iterable[Curve]) -> str:
     """The curves of one picture."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["setting", "method", "round", "mibit", "accuracy", "lowest", "highest"])
+    numbers = ("rounds", "mibit", "megabytes", "accuracy", "lowest", "highest")
+    writer.writerow(["setting", "method", "round", *numbers[1:]])
     for curve in curves:
         run = curve.line[0].run
-        points = (curve.rounds, curve.mibit, curve.accuracy, curve.lowest, curve.highest)
-        for numbers in zip(*points, strict=True):
-            writer.writerow([run.setting, run.label, *(f"{x:.6g}" for x in numbers)])
+        for point in zip(*(getattr(curve, name) for name in numbers), strict=True):
+            writer.writerow([run.setting, run.label, *(f"{x:.6g}" for x in point)])
     return text.getvalue()
 
 

@@ -26,10 +26,16 @@ DIVERGED = "diverged.txt"
 Watch = Callable[[Record], None]
 
 
+QUICK_TEST = 1000
+"""Test samples of a quick run: on a CPU, the test of a large model takes longer than its rounds."""
+
+
 @lru_cache(maxsize=1)
-def loaded(name: str) -> Dataset:
+def loaded(name: str, quick: bool) -> Dataset:
     """A data set, kept for the next run."""
-    return load(name)
+    dataset = load(name)
+    x, y = dataset.test
+    return replace(dataset, test=(x[:QUICK_TEST], y[:QUICK_TEST])) if quick else dataset
 
 
 def to_do(
@@ -58,18 +64,19 @@ def is_done(run: Planned, out: Path, stop_at_target: bool = False) -> bool:
     folder = RunFolder(out / run.path)
     if run.measures_updates:
         return (folder.path / UPDATES).exists()
+    if (folder.path / DIVERGED).exists():
+        return True
     history = folder.history()
-    return (
-        (folder.path / DIVERGED).exists()
-        or len(history) >= run.config.rounds
-        or (stop_at_target and reached(history, run.target) is not None)
+    has_ended = len(history) >= run.config.rounds or (
+        stop_at_target and reached(history, run.target) is not None
     )
+    return has_ended and folder.summary_file.exists()
 
 
 def carry_out(run: Planned, out: Path, watch: Watch, stop_at_target: bool = False) -> None:
     """Play a run from its start, or from where it was stopped, to its end."""
     if run.measures_updates:
-        measure(run, loaded(run.config.dataset), out / run.path, watch)
+        measure(run, loaded(run.config.dataset, run.quick), out / run.path, watch)
     else:
         play_run(run, out, watch, stop_at_target)
 
@@ -78,7 +85,7 @@ def play_run(run: Planned, out: Path, watch: Watch, stop_at_target: bool) -> Non
     """Every round that is still to play, and the summary of all."""
     folder = opened(run, out)
     with folder.locked():
-        federation = federation_of(run.config, loaded(run.config.dataset))
+        federation = federation_of(run.config, loaded(run.config.dataset, run.quick))
         start = begin(folder, federation)
         history = start.history
         try:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsift.data import digest_of
 from fedsift.disk import CorruptFile, load_tensors, replace_file, save_tensors, to_disk
 from fedsift.federation import Federation, Snapshot, Traffic
 from fedsift.memories import DIGEST_BYTES, Held, Memories, OnDisk, SlotFile
@@ -183,6 +184,7 @@ class RunFolder:
             "seconds": checkpoint.seconds,
             "layout": federation.task.layout.fingerprint(),
             "config": self.fingerprint(),
+            "data": digest_of(self.config().dataset),
         }
         for file in (self.uploads_file, self.metrics_file):
             if file.exists():
@@ -207,6 +209,11 @@ class RunFolder:
             raise ConfigError(
                 f"{self.config_file} was changed since {self.checkpoint_file} was written: "
                 "only the number of rounds may change"
+            )
+        if about.get("data", "") != digest_of(self.config().dataset):
+            raise ConfigError(
+                f"{self.path} was begun on another text of {self.config().dataset}: go on with the "
+                "Python that it was begun with, or begin anew with another --out"
             )
         return Checkpoint(snapshot_of(about, tensors, memories), about["seconds"])
 

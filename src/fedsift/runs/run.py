@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
 import fedsift
-from fedsift.data import Dataset, deal, load, split
+from fedsift.data import Dataset, deal, digest_of, load, split
 from fedsift.engine import native
 from fedsift.engine.local import one_thread
 from fedsift.engine.torchrun import Follower, Torchrun, rank, ranks
@@ -33,12 +32,11 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
     if config.tensorboard:
         require_tensorboard()
     dataset = dataset or load(config.dataset)
-    x, y = dataset.train
-    rows = deal(config.partition, y.numpy(), config.clients, config.seed, config.theta)
+    rows = deal(config.partition, dataset.labels, config.clients, config.seed, config.theta)
     with one_thread():  # thousands of tiny copies, which threads would only wait for each other in
-        clients = split((x, y), rows)
+        clients = split(dataset.train, rows)
     federation = prepare(
-        build(config.model, dataset.shape, config.seed),
+        build(config.model, dataset.shape, config.seed, dataset.dtype),
         clients,
         dataset.test,
         config.make_algorithm(),
@@ -47,7 +45,7 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
         dropout=config.dropout,
         min_clients=config.min_clients,
         wire=config.wire,
-        loss=cross_entropy,
+        loss=dataset.loss,
         seed=config.seed,
         device=config.torch_device(),
         precision=config.precision,
@@ -154,6 +152,7 @@ def environment(config: RunConfig) -> dict[str, str]:
     """What the figures depend on beside the configuration."""
     device = config.torch_device()
     kernels = {} if device == "cuda" else {"kernels": "PyTorch" if native.load() is None else "C"}
+    corpus = digest_of(config.dataset)
     return {
         "fedsift": fedsift.__version__,
         "commit": commit(),
@@ -164,6 +163,7 @@ def environment(config: RunConfig) -> dict[str, str]:
         else f"cpu ({os.cpu_count()} cores)",
         "platform": platform.platform(terse=True),
         **kernels,
+        **({"corpus": corpus} if corpus else {}),
     }
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from torch.nn.functional import cross_entropy
-
 from fedsift.algorithms import fedadam_ssm
 from fedsift.data import deal, load
 from fedsift.engine import Reference, Task
@@ -108,12 +106,13 @@ def calibration_task(config: RunConfig) -> Task:
     order = stream(config.seed, "held out").permutation(len(x))
     cut = len(x) // HELD_OUT
     held, rest = order[:cut], order[cut:]
-    parts = deal(config.partition, y[rest].numpy(), config.clients, config.seed, config.theta)
+    labels = dataset.labels[rest]
+    parts = deal(config.partition, labels, config.clients, config.seed, config.theta)
     clients = [(x[rest[part]], y[rest[part]]) for part in parts]
-    model = build(config.model, dataset.shape, config.seed)
+    model = build(config.model, dataset.shape, config.seed, dataset.dtype)
     batch = config.batch_size or None
     return Task(
-        model, cross_entropy, clients, (x[held], y[held]), batch, config.seed, Layout.of(model)
+        model, dataset.loss, clients, (x[held], y[held]), batch, config.seed, Layout.of(model)
     )
 
 
@@ -164,7 +163,7 @@ def advise(
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> clients, model = [(x[:20], y[:20]), (x[20:], y[20:])], nn.Linear(2, 2)
-    >>> task = Task(model, cross_entropy, clients, (x, y), None, 0, Layout.of(model))
+    >>> task = Task(model, nn.functional.cross_entropy, clients, (x, y), None, 0, Layout.of(model))
     >>> advise(task, rounds=1).choice.lr in LADDERS["lr"]
     True
     """

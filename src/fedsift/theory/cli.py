@@ -213,7 +213,7 @@ def advise(
         typer.Option("--target", help="Accuracy to reach.", show_default="the defaults' own"),
     ] = None,
     clients: Annotated[int, option("--clients", "Number of clients.")] = 20,
-    partition: Annotated[str, option("--partition", "iid or dirichlet.")] = "iid",
+    partition: Annotated[str, option("--partition", "iid, dirichlet or documents.")] = "iid",
     theta: Annotated[float, option("--theta", "Dirichlet concentration.")] = 0.1,
     batch_size: Annotated[int, option("--batch-size", "Samples a local step.")] = 64,
     seed: Annotated[int, option("--seed", "Fixes weights, partition and mini-batches.")] = 0,
