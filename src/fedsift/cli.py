@@ -134,7 +134,10 @@ OPTIONS: dict[str, list[Option]] = {
         ("eps", float, "ε inside Adam's square root."),
         ("bits", int, "Efficient-Adam and sift: bits a coordinate of W, 2 to 8."),
         ("down-density", float, "sift: the share of coordinates that the server sends, in (0, 1]."),
-        ("decay", float, "sift: how much of what was not sent is kept for later, in [0, 1]."),
+        ("decay", float, "sift, SparseLoCo: how much of what was not sent is kept, in [0, 1]."),
+        ("outer-lr", float, "SparseLoCo: the server's learning rate."),
+        ("correction", float, "FedAdamW: α, how much of the last global update is taken again."),
+        ("weight-decay", float, "FedAdamW: λ, the decoupled decay of the weights."),
         ("warmup-rounds", int, "1-bit Adam: rounds of FedAdam before the compression."),
     ],
 }

@@ -99,6 +99,29 @@ def top_k_per_layer(x: Tensor, density: float, layout: Layout) -> Tensor:
     return torch.cat([top_k(part, kept(density, part.shape[-1])) for part in layers], dim=-1)
 
 
+def top_k_per_chunk(x: Tensor, density: float, chunk: int) -> Tensor:
+    """The same density in every stretch of ``chunk`` coordinates; the last may be shorter.
+
+    >>> top_k_per_chunk(torch.tensor([[9.0, 8.0, 7.0, 0.1, 0.2]]), 0.5, 4).tolist()
+    [[True, True, False, False, True]]
+    """
+    whole = x.shape[-1] // chunk * chunk
+    chunks = x[..., :whole].reshape(*x.shape[:-1], -1, chunk)
+    parts = [part for part in (chunks, x[..., None, whole:]) if part.numel()]
+    masks = [top_k(part, kept(density, part.shape[-1])) for part in parts]
+    return torch.cat([mask.flatten(-2) for mask in masks], dim=-1)
+
+
+def kept_per_chunk(density: float, d: int, chunk: int) -> int:
+    """How many of d coordinates :func:`top_k_per_chunk` keeps.
+
+    >>> kept_per_chunk(0.5, 6, 4)
+    3
+    """
+    rest = d % chunk
+    return d // chunk * kept(density, chunk) + (kept(density, rest) if rest else 0)
+
+
 def rand_k(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """A uniform draw of k coordinates a client, whatever their values (Rand-k).
 

@@ -1,5 +1,7 @@
 """Every method against the NumPy transcription of the paper, in float64."""
 
+import importlib
+
 import numpy as np
 import pytest
 from torch.nn.functional import mse_loss
@@ -22,6 +24,8 @@ CASES = {
     "sparse_fedsgd": {"lr": 0.01, **SPARSE},
     "onebit_adam": {**ADAM, "warmup_rounds": 3},
     "efficient_adam": {**ADAM, "bits": 4},
+    "sparseloco": {**ADAM, **SPARSE, "decay": 0.95, "outer_lr": 0.8},
+    "fedadamw": {**ADAM, "local_steps": 5, "correction": 0.5, "weight_decay": 0.1},
     "sift": {**ADAM, **SPARSE, "down_density": 0.5, "decay": 0.9, "bits": 4},
 }
 
@@ -46,5 +50,26 @@ def test_ten_rounds_agree_to_ten_digits(name, seed):
     expected = getattr(oracle, name)(
         problem.gradients, problem.sizes, problem.w0.numpy(), 10, **settings
     )
+    for ours, theirs in zip(result.state, expected, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("sparseloco", (8, 4)), ("fedadamw", (4,))])
+def test_chunks_and_blocks_agree_when_there_are_several(name, sizes, monkeypatch):
+    """Twelve coordinates are less than a chunk: here chunks and blocks are shorter than that."""
+    module = importlib.import_module(f"fedsift.algorithms.{name}")
+    names = ("chunk", "block")[-len(sizes) :]
+    for constant, size in zip(names, sizes, strict=True):
+        monkeypatch.setattr(module, constant.upper(), size)
+    problem, settings = ridge(0), CASES[name]
+    algorithm = getattr(algorithms, name)(**settings)
+    result = fedsift.simulate(
+        problem.model, problem.clients, algorithm=algorithm, rounds=5, batch_size=None,
+        loss=mse_loss, wire="real",
+    )  # fmt: skip
+    expected = getattr(oracle, name)(
+        problem.gradients, problem.sizes, problem.w0.numpy(), 5, **settings,
+        **dict(zip(names, sizes, strict=True)),
+    )  # fmt: skip
     for ours, theirs in zip(result.state, expected, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-10)

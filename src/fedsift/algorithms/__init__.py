@@ -7,6 +7,7 @@ from fedsift.algorithms.fedadam_ssm import fedadam_ssm
 from fedsift.algorithms.fedadam_ssm_m import fedadam_ssm_m
 from fedsift.algorithms.fedadam_ssm_v import fedadam_ssm_v
 from fedsift.algorithms.fedadam_top import fedadam_top
+from fedsift.algorithms.fedadamw import fedadamw
 from fedsift.algorithms.fedsgd import fedsgd
 from fedsift.algorithms.method import (
     METHODS,
@@ -22,6 +23,7 @@ from fedsift.algorithms.method import (
 from fedsift.algorithms.onebit_adam import onebit_adam
 from fedsift.algorithms.sift import sift
 from fedsift.algorithms.sparse_fedsgd import sparse_fedsgd
+from fedsift.algorithms.sparseloco import sparseloco
 
 __all__ = [
     "METHODS",
@@ -37,6 +39,7 @@ __all__ = [
     "fedadam_ssm_m",
     "fedadam_ssm_v",
     "fedadam_top",
+    "fedadamw",
     "fedsgd",
     "find",
     "method",
@@ -44,4 +47,5 @@ __all__ = [
     "settings_of",
     "sift",
     "sparse_fedsgd",
+    "sparseloco",
 ]
