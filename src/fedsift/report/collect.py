@@ -28,6 +28,8 @@ COLOURS = {
     "fedadam-ssm-m": (5, "solid"),
     "fedadam-ssm-v": (5, "dash"),
     "sift": (6, "solid"),
+    "sparseloco": (6, "dash"),
+    "fedadamw": (1, "dash"),
     "fedsgd": (7, "solid"),
     "sparse-fedsgd": (7, "dash"),
 }

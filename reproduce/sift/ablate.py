@@ -1,0 +1,190 @@
+"""Train sift's variants and its competitors on the paper's tasks, and tabulate what each took.
+
+    python reproduce/sift/ablate.py --tasks cnn-fashion-mnist --settings iid,noniid --device cuda
+
+It needs only what fedsift itself needs to train: torch, numpy, safetensors, constriction, tomli-w.
+After each run the table OUT/ablation.csv is written anew, so a job that is killed loses one run at
+most: the same command goes on. Runs that are in the table, or in the one beside this file, are left
+out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+
+from variants import VARIANTS
+
+from fedsift.disk import replace_file
+from fedsift.reproduce.pins import Pin, Planned, Wanted, plan, read
+from fedsift.reproduce.results import Outcome, outcome_of
+from fedsift.reproduce.runner import carry_out, is_done
+from fedsift.runs.compare import reached
+from fedsift.simulation import Record
+
+TABLE = "ablation.csv"
+HERE = Path(__file__).parent
+TRAFFIC = ("round", "uplink_bytes", "downlink_bytes")
+HEADER = (
+    "task", "setting", "variant", "seed", "clients", "rounds", "final_accuracy", "best_accuracy",
+    "uplink_bytes", "downlink_bytes", "target", *(f"{name}_to_target" for name in TRAFFIC),
+    "harder_target", *(f"{name}_to_harder" for name in TRAFFIC), "diverged", "seconds", "device",
+    "precision", "commit",
+)  # fmt: skip
+Row = dict[str, str]
+Key = tuple[str, ...]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Parse, and carry out every run that is not in the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", default="cnn-fashion-mnist", help="separated by commas")
+    parser.add_argument("--settings", default="iid,noniid", help="separated by commas")
+    parser.add_argument("--variants", default="", help="separated by semicolons; all by default")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, help="of every run; as pinned by default")
+    parser.add_argument("--quick", action="store_true", help="the tasks' small versions")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--out", type=Path, default=Path("runs/sift"))
+    given = parser.parse_args(words)
+    try:
+        runs = list(planned(given))
+    except ValueError as problem:
+        parser.error(str(problem))
+    ablate(runs, given.out)
+
+
+def planned(given: argparse.Namespace) -> Iterator[Planned]:
+    """Every run that is asked for, FedAdam's first: its best accuracy is the harder target."""
+    tasks, settings = given.tasks.split(","), given.settings.split(",")
+    names = given.variants.split(";") if given.variants else list(VARIANTS)
+    known = {"task": read("tasks")["tasks"], "setting": read("tasks")["settings"]}
+    for what, chosen, there in (
+        ("task", tasks, known["task"]),
+        ("setting", settings, known["setting"]),
+        ("variant", names, VARIANTS),
+    ):
+        for name in chosen:
+            if name not in there:
+                raise ValueError(f"unknown {what} {name!r}; choose of: {'; '.join(there)}")
+    wanted = Wanted(
+        seeds=given.seeds, rounds=given.rounds, quick=given.quick, device=given.device,
+        precision=given.precision,
+    )  # fmt: skip
+    for task in tasks:
+        for setting in settings:
+            for name in sorted(names, key=list(VARIANTS).index):
+                line = {"algorithm": "sift-variant", **VARIANTS[name]}
+                pin = Pin("sift", "sift", "curves", "mibit", (task,), (setting,), (line,))
+                for run in plan(pin, wanted):
+                    yield replace(run, label=name.replace(" ", "-").replace("%", "percent"))
+
+
+def ablate(runs: Sequence[Planned], out: Path) -> None:
+    """Carry out what is not in the table, and write the table after each run."""
+    out.mkdir(parents=True, exist_ok=True)
+    rows = {key_of(row): row for path in (HERE / TABLE, out / TABLE) for row in rows_in(path)}
+    for n, run in enumerate(runs, 1):
+        if is_in(rows.get(key(run)), run):
+            continue
+        if not is_done(run, out):
+            carry_out(run, out, teller(f"{n}/{len(runs)} {run.path}"))
+        rows[key(run)] = row_of(outcome_of(run, out), rows)
+        write(rows.values(), out / TABLE)
+    write(rows.values(), out / TABLE)
+    print(out / TABLE)
+
+
+def key(run: Planned) -> Key:
+    """What tells a run from the others."""
+    return run.task, run.setting, run.label, str(run.config.seed), str(run.config.clients)
+
+
+def key_of(row: Row) -> Key:
+    """The same, of a row."""
+    return tuple(row[name] for name in ("task", "setting", "variant", "seed", "clients"))
+
+
+def is_in(row: Row | None, run: Planned) -> bool:
+    """Whether a row holds all of a run."""
+    return row is not None and (
+        row["diverged"] == "True" or int(row["rounds"]) >= run.config.rounds
+    )
+
+
+def row_of(outcome: Outcome, rows: dict[Key, Row]) -> Row:
+    """What a run came to."""
+    run, history = outcome.run, outcome.history
+    fedadam = rows.get(key(replace(run, label="fedadam")), {})
+    own = max((float(r["accuracy"] or 0) for r in history), default=0.0)
+    harder = own if run.label == "fedadam" else float(fedadam.get("best_accuracy") or "nan")
+    last: Record = history[-1] if history else {}
+    cells: dict[str, Any] = {
+        "task": run.task,
+        "setting": run.setting,
+        "variant": run.label,
+        "seed": run.config.seed,
+        "clients": run.config.clients,
+        "rounds": len(history),
+        "final_accuracy": last.get("accuracy"),
+        "best_accuracy": own,
+        "uplink_bytes": last.get("uplink_bytes"),
+        "downlink_bytes": last.get("downlink_bytes"),
+        "target": run.target,
+        **traffic(history, run.target, "target"),
+        "harder_target": harder if harder == harder else None,
+        **traffic(history, harder, "harder"),
+        "diverged": outcome.diverged,
+        "seconds": last.get("seconds"),
+        **{name: outcome.environment.get(name) for name in ("device", "precision", "commit")},
+    }
+    return {name: "" if cells[name] is None else str(cells[name]) for name in HEADER}
+
+
+def traffic(history: Sequence[Record], target: float, name: str) -> dict[str, Any]:
+    """The round that reached the target, and what had been sent by then."""
+    then = reached(history, target) or {}
+    return {f"{each}_to_{name}": then.get(each) for each in TRAFFIC}
+
+
+def rows_in(path: Path) -> list[Row]:
+    """A table's rows; none if there is no table yet."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(rows: Any, path: Path) -> None:
+    """The whole table at once: whoever reads it never sees half of one."""
+    text = StringIO()
+    writer = csv.DictWriter(text, HEADER, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_file(path, text.getvalue().encode())
+
+
+def teller(name: str) -> Any:
+    """Says now and then how far a run is."""
+
+    def tell(record: Record) -> None:
+        if record["round"] % 10 == 0:
+            line = "round {round}: {accuracy:.4f}, {uplink_bytes:.0f} bytes up, {seconds:.0f} s"
+            print(f"{name}: {line.format(**record)}", file=sys.stderr, flush=True)
+
+    return tell
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""One general method with a switch for every ingredient that sift has, or might have had.
+
+With its defaults it is sift, bit for bit; tests/test_sift_variants.py holds it to that. The method
+that ships stays simple, and what was left out of it can be measured here. Every client is expected
+in every round, and ``--wire count``: the coder :class:`Present` is known to this file alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsift.adam import adam_step
+from fedsift.algorithms import Algorithm, Context, Memory, Phase, method
+from fedsift.algorithms.fedadam import Q
+from fedsift.algorithms.fedadamw import BLOCK, block_means, spread
+from fedsift.algorithms.method import Step, sparse_rows
+from fedsift.codec.codes import Codes
+from fedsift.codec.update import Parts, Role, sparse
+from fedsift.codec.values import Linear, Log, Sign, ValueCoder
+from fedsift.mask import kept, top_k, top_k_per_layer
+from fedsift.seeding import stream
+from fedsift.vector import Moments
+
+V_BITS = 4
+WARMER = 5
+"""How many times denser a warm-up begins."""
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "fedadam": {"algorithm": "fedadam"},
+    "fedadam-ssm": {"algorithm": "fedadam-ssm"},
+    "fedadamw": {"algorithm": "fedadamw"},
+    "sparseloco": {"algorithm": "sparseloco"},
+    "sift": {"algorithm": "sift"},
+    "no residual": {"decay": 0.0},
+    "residual never fades": {"decay": 1.0},
+    "residual fades by 0.95": {"decay": 0.95},
+    "residual fades by 0.7": {"decay": 0.7},
+    "against the last update": {"decay": 0.0, "against": 0.9},
+    "signs": {"w_bits": 1},
+    "2 bits": {"w_bits": 2},
+    "3 bits": {"w_bits": 3},
+    "8 bits": {"w_bits": 8},
+    "M sent": {"m_bits": 4},
+    "V never": {"v_every": 0},
+    "V every 5th round": {"v_every": 5},
+    "V by blocks": {"v_means": 1},
+    "V counted": {"counted": 1},
+    "V every 5th round, counted": {"v_every": 5, "counted": 1},
+    "density 0.5 %": {"density": 0.005},
+    "density 2 %": {"density": 0.02},
+    "density 5 %": {"density": 0.05},
+    "per layer": {"per_layer": 1},
+    "warm-up of 10 rounds": {"warm_rounds": 10},
+    "mean of the senders": {"senders": 1},
+    "common mask": {"common": 1},
+    "down 1 %": {"down_density": 0.01},
+    "down 2 %": {"down_density": 0.02},
+    "down 10 %": {"down_density": 0.1},
+    "down without residual": {"keep_down": 0},
+    "down exact": {"down_density": 1.0},
+    "2 bits, V every 5th round": {"w_bits": 2, "v_every": 5},
+    "2 bits, down 2 %": {"w_bits": 2, "down_density": 0.02},
+    "3 bits, V every 5th round": {"w_bits": 3, "v_every": 5},
+    "0.5 %, V every 5th round": {"density": 0.005, "v_every": 5},
+    "2 %, V every 5th round": {"density": 0.02, "v_every": 5},
+}
+"""Every variant by name, as what it changes in sift; those with an algorithm are other methods."""
+
+
+@method("sift-variant")
+def sift_variant(
+    density: float = 0.01,
+    down_density: float = 0.05,
+    decay: float = 0.9,
+    against: float = 0.0,
+    w_bits: int = 4,
+    m_bits: int = 0,
+    v_every: int = 1,
+    v_means: int = 0,
+    counted: int = 0,
+    per_layer: int = 0,
+    warm_rounds: int = 0,
+    senders: int = 0,
+    common: int = 0,
+    keep_down: int = 1,
+    local_steps: int = 30,
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-6,
+) -> Algorithm:
+    """Sift with any of its ingredients changed.
+
+    ``decay``: 0 is no residual, 1 one that never fades. ``against``: what is compressed is the
+    difference to so much of the last global update. ``w_bits``: 1 is signs. ``m_bits``: 0 is M not
+    sent. ``v_every``: V in every n-th round, 0 is never; ``v_means``: V as the means of blocks;
+    ``counted``: V's steps are as large as the number of earlier ones makes right. ``per_layer``:
+    one density for every layer. ``warm_rounds``: the density begins high and falls. ``senders``:
+    the mean over those who sent a coordinate. ``common``: one mask for all, half of it from the
+    last global update. ``keep_down``: the server keeps what it did not send; ``down_density`` 1
+    sends the mean as it is.
+    """
+    given = dict(locals())
+    step = partial(adam_step, lr=lr, beta1=beta1, beta2=beta2, eps=eps)
+    rule = Rule(step, **{key: given[key] for key in Rule.__dataclass_fields__ if key != "step"})
+    return Algorithm(
+        rule.phase,
+        client_memory=("residual", "start") if against or common else ("residual",),
+        server_memory=("residual", "residual_v"),
+    )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The functions of a round, all of which look at the switches."""
+
+    step: Step
+    density: float
+    down_density: float
+    decay: float
+    against: float
+    w_bits: int
+    m_bits: int
+    v_every: int
+    v_means: int
+    counted: int
+    per_layer: int
+    warm_rounds: int
+    senders: int
+    common: int
+    keep_down: int
+    local_steps: int
+    beta2: float
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.m_bits, self.against, self.counted))) > 1:
+            raise ValueError("m-bits, against and counted all need the place of the global M")
+        if (self.m_bits and self.senders) or (self.v_means and self.v_every != 1):
+            raise ValueError("m-bits and senders, v-means and v-every do not go together")
+
+    def phase(self, round: int) -> Phase:
+        """The round's phase; the local step is the same object in all of them."""
+        bits = partial(self.paper_bits, round)
+        return Phase(
+            self.local_steps, self.step, self.send, bits, self.begin, self.broadcast, self.apply
+        )
+
+    def begin(self, state: Moments, memory: Memory) -> Moments:
+        """From the global W and V; from M only if it is sent."""
+        return state if self.m_bits else state._replace(m=torch.zeros_like(state.m))
+
+    def send(
+        self, context: Context, start: Moments, end: Moments, memory: Memory
+    ) -> tuple[Parts, Memory]:
+        """The largest of what is wanted, in few bits, and V and M beside it."""
+        delta = end - start
+        wanted = delta.w + self.decay * memory["residual"]
+        kept_now: dict[str, Tensor] = {}
+        last = torch.zeros_like(wanted)
+        if "start" in memory:
+            last = start.w - memory["start"] if context.round > 1 else last
+            wanted = wanted - self.against * last
+            kept_now["start"] = start.w.clone()
+        mask, k = self.mask(context, wanted, last)
+        parts, left = self.coded(context.round, delta._replace(w=wanted), mask, k)
+        if self.v_means:
+            parts += means_of(block_means(delta.v))
+        return parts, {"residual": left["w"], **kept_now}
+
+    def broadcast(self, context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
+        """The same for the mean; the server keeps what it did not send."""
+        mean = self.over_senders(mean)
+        if self.down_density == 1:
+            return sparse_rows(mean), memory
+        w, v = mean.w[None] + memory["residual"], mean.v[None]
+        v = v if self.v_means else v + memory["residual_v"]
+        k = kept(self.down_density, context.d)
+        parts, left = self.coded(context.round, Moments(w, mean.m[None], v), top_k(w, k), k, True)
+        if self.v_means:
+            parts += means_of(v)
+        of_v = memory["residual_v"] if self.v_means else left.get("v", v)
+        after = {"residual": left["w"], "residual_v": of_v}
+        if not self.keep_down:
+            after = {name: torch.zeros_like(x) for name, x in after.items()}
+        return parts, after
+
+    def apply(self, state: Moments, received: Moments) -> Moments:
+        """The sum; the place of M may hold the last update, or how many each V has had."""
+        if self.v_means:
+            received = received._replace(v=spread(received.v))
+        if self.against:
+            update = self.against * state.m + received.w
+            return Moments(state.w + update, update, state.v + received.v)
+        if self.counted:
+            seen = state.m + (received.v != 0)
+            gain = 1 / (1 - self.beta2 ** (self.local_steps * seen.clamp_min(1)))
+            return Moments(state.w + received.w, seen, state.v + gain * received.v)
+        return state.plus(received)
+
+    def over_senders(self, mean: Moments) -> Moments:
+        """The mean over those who sent a coordinate, whose share came in the place of M."""
+        if not self.senders:
+            return mean
+        share = mean.m.masked_fill(mean.m == 0, 1)
+        return Moments(mean.w / share, torch.zeros_like(share), mean.v / share)
+
+    def mask(self, context: Context, wanted: Tensor, last: Tensor) -> tuple[Tensor, int]:
+        """Which coordinates a client sends, and how many they are."""
+        density = self.density_in(context.round)
+        k = kept(density, context.d)
+        if self.common:
+            return common_mask(context, last, k), k
+        if self.per_layer:
+            sizes = context.layout.sizes
+            return top_k_per_layer(wanted, density, context.layout), sum(
+                kept(density, size) for size in sizes
+            )
+        return top_k(wanted, k), k
+
+    def density_in(self, round: int) -> float:
+        """The density of a round: in a warm-up it falls in equal steps."""
+        if not self.warm_rounds:
+            return self.density
+        warmth = max(0.0, 1 - (round - 1) / self.warm_rounds)
+        return min(1.0, self.density * (1 + (WARMER - 1) * warmth))
+
+    def sends_v(self, round: int) -> bool:
+        """Whether V travels coordinate by coordinate in this round."""
+        due = self.v_every and (round - 1) % self.v_every == 0
+        return bool(due) and not self.v_means
+
+    def coded(
+        self, round: int, x: Moments, mask: Tensor, k: int, down: bool = False
+    ) -> tuple[Parts, Mapping[str, Tensor]]:
+        """The masked coordinates in few bits, and what is left of W and V."""
+        coders = self.coders(round, x.w.dtype.itemsize > 4, down)
+        values = {role: t for role, t in zip(("w", "m", "v"), x, strict=True) if role in coders}
+        (part,) = sparse(values, mask, coders, k=k)
+        assert part.indices is not None
+        indices = part.indices
+        left: dict[str, Tensor] = {
+            role: values[role].scatter_add(-1, indices, -coded.restore())
+            for role, coded in part.values.items()
+        }
+        return (part,), left
+
+    def coders(self, round: int, wide: bool, down: bool) -> dict[Role, ValueCoder]:
+        """How each role's values are written."""
+        of_w = Linear(self.w_bits, wide=wide) if self.w_bits > 1 else Sign(wide=wide)
+        found: dict[Role, ValueCoder] = {"w": of_w}
+        if self.m_bits:
+            found["m"] = Linear(self.m_bits, wide=wide)
+        if self.senders and not down:
+            found["m"] = Present()
+        if self.sends_v(round):
+            found["v"] = Log(V_BITS, wide=wide)
+        return found
+
+    def paper_bits(self, round: int, d: int) -> float:
+        """Bits a client sends in a round."""
+        each = self.w_bits + self.m_bits + V_BITS * self.sends_v(round)
+        means = math.ceil(d / BLOCK) * Q if self.v_means else 0
+        return kept(self.density_in(round), d) * (each + math.log2(d)) + means
+
+
+def means_of(v: Tensor) -> Parts:
+    """The first coordinate of each block, exactly."""
+    first = (torch.arange(v.shape[-1], device=v.device) % BLOCK == 0).expand_as(v)
+    return sparse({"v": v}, first, k=math.ceil(v.shape[-1] / BLOCK))
+
+
+def common_mask(context: Context, last: Tensor, k: int) -> Tensor:
+    """Half the coordinates where the last global update was largest, half at random."""
+    scores = torch.from_numpy(stream(context.seed, "common mask", context.round).random(context.d))
+    largest = top_k(last[:1], max(1, k // 2)) & (last[:1] != 0)
+    chosen = top_k(scores.to(last).masked_fill(largest[0], 2.0)[None], k)
+    return chosen.expand(last.shape).contiguous()
+
+
+@dataclass(frozen=True)
+class Present:
+    """A coder of no bytes at all: every value becomes 1, so that a sum counts the senders."""
+
+    name: str = "present"
+    wire_id: int = 0x7F
+
+    def quantise(self, x: Tensor, generator: torch.Generator | None = None) -> Codes:
+        """Forget the values."""
+        return Codes(torch.ones_like(x, dtype=torch.int8))
+
+    def restore(self, codes: Codes, dtype: torch.dtype) -> Tensor:
+        """Ones."""
+        return codes.codes.to(dtype)
+
+    def size(self, n: int) -> int:
+        """Nothing."""
+        return 0
+
+    def pack(self, codes: Codes) -> bytes:
+        """Nothing."""
+        return b""
+
+    def unpack(self, payload: bytes, n: int, max_abs: float = float("inf")) -> Codes:
+        """Ones."""
+        return Codes(torch.ones(n, dtype=torch.int8))
+
+    def error_bound(self, x: Tensor) -> Tensor:
+        """All but one."""
+        return (x - 1).abs()
