@@ -24,6 +24,7 @@ from fedsift.runs import RunFolder
 ROUNDS = 40
 METHODS = {
     "fedadam-ssm": ("--algorithm", "fedadam-ssm", "--local-steps", "1"),
+    "sift": ("--algorithm", "sift", "--local-steps", "1"),
     "efficient-adam": ("--algorithm", "efficient-adam"),
 }
 PATIENCE = 60.0
@@ -111,7 +112,8 @@ def assert_same_run(folder, other):
 
 
 @pytest.mark.parametrize(
-    ("method", "kills"), [("fedadam-ssm", (4, 20)), ("efficient-adam", (2, 13, 24))]
+    ("method", "kills"),
+    [("fedadam-ssm", (4, 20)), ("sift", (6, 17)), ("efficient-adam", (2, 13, 24))],
 )
 def test_a_run_killed_again_and_again_ends_as_an_unbroken_one(method, kills, tmp_path, unbroken):
     draw, folder = random.Random(method), tmp_path / "killed"

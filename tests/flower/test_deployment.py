@@ -91,20 +91,20 @@ def assert_refused(federation, intruders):
 
 def test_a_server_that_is_killed_goes_on_to_the_same_bits(federation_of):
     federation = federation_of(3)
-    # Efficient-Adam keeps memories on clients and server: the hardest to take up again.
-    federation.say(algorithm="efficient-adam")
+    # sift keeps memories on clients and server: the hardest to take up again.
+    federation.say(algorithm="sift")
     federation.noted("begun-2-0")
     kill(federation.noted("server"))  # within round 2
-    federation.say(algorithm="efficient-adam")
+    federation.say(algorithm="sift")
     server = federation.noted("server")
     federation.wait_until(lambda: len(federation.history()) == 2, seconds=500)
     kill(server)  # when round 2 was written
-    federation.say(algorithm="efficient-adam")
+    federation.say(algorithm="sift")
     federation.ended()
     history = federation.history()
     assert [r["round"] for r in history] == [1, 2, 3]
     assert all(r["clients"] == 3 and not r["problems"] for r in history)
-    assert_same_bits(federation.run_folder, simulated("efficient-adam", 3, 3).state)
+    assert_same_bits(federation.run_folder, simulated("sift", 3, 3).state)
 
 
 def test_a_round_goes_on_without_those_who_fail(federation_of):
