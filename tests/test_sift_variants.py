@@ -89,7 +89,7 @@ def test_the_ablation_goes_on_where_it_was_stopped(scripts, tmp_path, capsys, mo
     assert [row["variant"] for row in ablate.rows_in(tmp_path / "ablation.csv")] == played[:2]
     ablate.main(words)
     ablate.main(words)
-    assert played == ["fedadam", "sift", *["mean-of-the-senders"] * 2]
+    assert played == ["fedadam", "sift", *["mean of the senders"] * 2]
     rows = ablate.rows_in(tmp_path / "ablation.csv")
     fedadam, sift, _ = rows
     assert [row["rounds"] for row in rows] == ["2"] * 3

@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from io import StringIO
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -67,28 +68,27 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def planned(given: argparse.Namespace) -> Iterator[Planned]:
     """Every run that is asked for, FedAdam's first: its best accuracy is the harder target."""
-    tasks, settings = given.tasks.split(","), given.settings.split(",")
     names = given.variants.split(";") if given.variants else list(VARIANTS)
-    known = {"task": read("tasks")["tasks"], "setting": read("tasks")["settings"]}
-    for what, chosen, there in (
-        ("task", tasks, known["task"]),
-        ("setting", settings, known["setting"]),
-        ("variant", names, VARIANTS),
-    ):
-        for name in chosen:
-            if name not in there:
-                raise ValueError(f"unknown {what} {name!r}; choose of: {'; '.join(there)}")
+    tasks = checked("task", given.tasks.split(","), read("tasks")["tasks"])
+    settings = checked("setting", given.settings.split(","), read("tasks")["settings"])
     wanted = Wanted(
         seeds=given.seeds, rounds=given.rounds, quick=given.quick, device=given.device,
         precision=given.precision,
     )  # fmt: skip
-    for task in tasks:
-        for setting in settings:
-            for name in sorted(names, key=list(VARIANTS).index):
-                line = {"algorithm": "sift-variant", **VARIANTS[name]}
-                pin = Pin("sift", "sift", "curves", "mibit", (task,), (setting,), (line,))
-                for run in plan(pin, wanted):
-                    yield replace(run, label=name.replace(" ", "-").replace("%", "percent"))
+    for task, setting in product(tasks, settings):
+        for name in sorted(checked("variant", names, VARIANTS), key=list(VARIANTS).index):
+            line = {"algorithm": "sift-variant", **VARIANTS[name]}
+            pin = Pin("sift", "sift", "curves", "mibit", (task,), (setting,), (line,))
+            for run in plan(pin, wanted):
+                yield replace(run, label=name)
+
+
+def checked(what: str, names: Sequence[str], known: Iterable[str]) -> Sequence[str]:
+    """The names, or ValueError with those that are known."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown {what} {name!r}; choose of: {'; '.join(known)}")
+    return names
 
 
 def ablate(runs: Sequence[Planned], out: Path) -> None:
@@ -108,12 +108,15 @@ def ablate(runs: Sequence[Planned], out: Path) -> None:
 
 def key(run: Planned) -> Key:
     """What tells a run from the others."""
-    return run.task, run.setting, run.label, str(run.config.seed), str(run.config.clients)
+    config = run.config
+    numbers = str(config.seed), str(config.clients), config.precision
+    return run.task, run.setting, run.label, *numbers
 
 
 def key_of(row: Row) -> Key:
     """The same, of a row."""
-    return tuple(row[name] for name in ("task", "setting", "variant", "seed", "clients"))
+    names = ("task", "setting", "variant", "seed", "clients", "precision")
+    return tuple(row[name] for name in names)
 
 
 def is_in(row: Row | None, run: Planned) -> bool:
