@@ -18,13 +18,7 @@ TASKS = {
     "resnet18-svhn": "ResNet-18, SVHN",
 }
 SETTINGS = {"iid": "IID", "noniid": "Dirichlet 0.1"}
-NONE_YET = """There are no figures yet. This makes them, on a GPU, and writes them here:
-
-```text
-python reproduce/sift/ablate.py --tasks cnn-fashion-mnist,vgg11-cifar10 --device cuda
-cp runs/sift/ablation.csv reproduce/sift/
-python reproduce/sift/page.py
-```"""
+NONE_YET = "There are no figures yet."
 Row = dict[str, str]
 
 
