@@ -2,7 +2,8 @@
 
 With its defaults it is sift, bit for bit; tests/test_sift_variants.py holds it to that. The method
 that ships stays simple, and what was left out of it can be measured here. Every client is expected
-in every round, and ``--wire count``: the coder :class:`Present` is known to this file alone.
+in every round. A common mask is counted as if it had to be sent, and the mean over the senders
+costs a bit a coordinate that says only that it was sent: both could be spared.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from fedsift.algorithms import Algorithm, Context, Memory, Phase, method
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.fedadamw import BLOCK, block_means, spread
 from fedsift.algorithms.method import Step, sparse_rows
-from fedsift.codec.codes import Codes
 from fedsift.codec.update import Parts, Role, sparse
 from fedsift.codec.values import Linear, Log, Sign, ValueCoder
 from fedsift.mask import kept, top_k, top_k_per_layer
@@ -169,7 +169,8 @@ class Rule:
             wanted = wanted - self.against * last
             kept_now["start"] = start.w.clone()
         mask, k = self.mask(context, wanted, last)
-        parts, left = self.coded(context.round, delta._replace(w=wanted), mask, k)
+        m = torch.ones_like(wanted) if self.senders else delta.m  # to count the senders
+        parts, left = self.coded(context.round, Moments(wanted, m, delta.v), mask, k)
         if self.v_means:
             parts += means_of(block_means(delta.v))
         return parts, {"residual": left["w"], **kept_now}
@@ -258,14 +259,14 @@ class Rule:
         if self.m_bits:
             found["m"] = Linear(self.m_bits, wide=wide)
         if self.senders and not down:
-            found["m"] = Present()
+            found["m"] = Sign(wide=wide)
         if self.sends_v(round):
             found["v"] = Log(V_BITS, wide=wide)
         return found
 
     def paper_bits(self, round: int, d: int) -> float:
         """Bits a client sends in a round."""
-        each = self.w_bits + self.m_bits + V_BITS * self.sends_v(round)
+        each = self.w_bits + self.m_bits + self.senders + V_BITS * self.sends_v(round)
         means = math.ceil(d / BLOCK) * Q if self.v_means else 0
         return kept(self.density_in(round), d) * (each + math.log2(d)) + means
 
@@ -282,35 +283,3 @@ def common_mask(context: Context, last: Tensor, k: int) -> Tensor:
     largest = top_k(last[:1], max(1, k // 2)) & (last[:1] != 0)
     chosen = top_k(scores.to(last).masked_fill(largest[0], 2.0)[None], k)
     return chosen.expand(last.shape).contiguous()
-
-
-@dataclass(frozen=True)
-class Present:
-    """A coder of no bytes at all: every value becomes 1, so that a sum counts the senders."""
-
-    name: str = "present"
-    wire_id: int = 0x7F
-
-    def quantise(self, x: Tensor, generator: torch.Generator | None = None) -> Codes:
-        """Forget the values."""
-        return Codes(torch.ones_like(x, dtype=torch.int8))
-
-    def restore(self, codes: Codes, dtype: torch.dtype) -> Tensor:
-        """Ones."""
-        return codes.codes.to(dtype)
-
-    def size(self, n: int) -> int:
-        """Nothing."""
-        return 0
-
-    def pack(self, codes: Codes) -> bytes:
-        """Nothing."""
-        return b""
-
-    def unpack(self, payload: bytes, n: int, max_abs: float = float("inf")) -> Codes:
-        """Ones."""
-        return Codes(torch.ones(n, dtype=torch.int8))
-
-    def error_bound(self, x: Tensor) -> Tensor:
-        """All but one."""
-        return (x - 1).abs()
