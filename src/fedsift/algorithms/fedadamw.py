@@ -2,7 +2,7 @@
 
 J. Liu, F. Shang, K. Zhu, H. Liu, Y. Liu and J. Liu, "FedAdamW: A Communication-Efficient Optimizer
 with Convergence and Generalization Guarantees for Federated Large Models", 2025 (arXiv 2510.27486):
-its Algorithm 1, with α = 0.5 and the decoupled weight decay λ = 0.01.
+its Algorithm 1. That α = 0.5 and the decoupled weight decay λ = 0.01 is this project's choice.
 
 The paper adds α times the last global step to each of the L local steps; here a client takes all
 of it at once and then its local steps, which has the same sum. Its blocks follow a Transformer's

@@ -1,8 +1,8 @@
 """SparseLoCo: the top-k of every chunk in two bits, fading error feedback, and an outer step.
 
 A. Sarfi, B. Thérien, J. Lidin and E. Belilovsky, "Communication Efficient LLM Pre-training with
-SparseLoCo", 2025 (arXiv 2508.15706): the algorithm of section 3 with its error decay of 0.95, its
-chunks of 4096 coordinates of which 64 are sent, and its outer learning rate of 1.
+SparseLoCo", 2025 (arXiv 2508.15706). The error decays by 0.95, 64 of every 4096 coordinates are
+sent, and the outer learning rate is 1.
 
 Here the inner optimiser is this project's Adam, without weight decay, so that the methods differ in
 what they send alone. Clients are weighted as everywhere. Two bits hold -s, 0 and s, where s is the
