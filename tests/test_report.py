@@ -92,6 +92,31 @@ def test_seeds_of_one_method_are_one_group(runs):
     }
 
 
+def test_one_seed_counts_once_however_often_it_is_there(runs, tmp_path, monkeypatch, capsys):
+    here, other = tmp_path / "fedadam-0", tmp_path / "half"
+    for copy in (here, other):
+        shutil.copytree(runs / "fedadam-0", copy)
+    (other / "summary.json").unlink()
+    lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (other / "metrics.jsonl").write_text("".join(lines[:2]))
+    monkeypatch.chdir(tmp_path)
+    words = ["half", "fedadam-0", str(here), str(runs / "fedadam-1")]
+    assert main(["report", *words, "-o", "r.html"]) == 0
+    said = capsys.readouterr().err
+    assert "half is left out" in said
+    assert "2 runs" in said
+    (group,) = data_in(tmp_path / "r.html")["tasks"]["task0"]["groups"]
+    assert [len(run["accuracy"]) for run in group["runs"]] == [ROUNDS, ROUNDS]
+
+
+def test_runs_on_different_devices_are_no_seeds_of_one_method(runs, tmp_path):
+    shutil.copytree(runs / "fedadam-1", tmp_path / "cuda")
+    told = json.loads((tmp_path / "cuda" / "summary.json").read_text())
+    (tmp_path / "cuda" / "summary.json").write_text(json.dumps(told | {"device": "cuda"}))
+    (task,) = order([*shown(runs, "fedadam-0"), read_run(tmp_path / "cuda")])
+    assert [g.name for g in task.groups] == ["fedadam · device auto", "fedadam · device cuda"]
+
+
 def test_a_methods_variants_are_named_by_what_they_differ_in(runs, tmp_path):
     denser = trained(tmp_path / "denser", algorithm="fedadam-ssm", density=0.2, local_steps=4)
     (task,) = order([*shown(runs, "fedadam-ssm-0", "fedadam-0"), read_run(denser)])

@@ -16,6 +16,7 @@ import fedsift
 from fedsift import disk
 from fedsift.cli import main
 from fedsift.federation import Federation
+from fedsift.report.collect import read_run
 from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go
 from fedsift.runs.config import ConfigError
 from fedsift.vector import Layout
@@ -399,6 +400,17 @@ def test_a_changed_setting_cannot_be_resumed_but_more_rounds_can(stopped, capsys
     stopped.config_file.write_text(text.replace(f"rounds = {CONFIG.rounds}", "rounds = 7"))
     assert main(["resume", str(stopped.path)]) == 0
     assert len(stopped.history()) == 7
+
+
+def test_a_run_that_goes_on_has_no_summary_until_it_has_ended(stopped, federation):
+    stopped.finish({"final_accuracy": 0.1, "rounds": STOPPED_AFTER})
+    records = go(stopped, federation, begin(stopped, federation), CONFIG.rounds)
+    assert stopped.summary_file.exists()
+    last = next(records)
+    records.close()
+    assert not stopped.summary_file.exists()
+    told = read_run(stopped.path).summary
+    assert (told["stopped_after"], told["final_accuracy"]) == (4, last["accuracy"])
 
 
 def test_a_full_disk_ends_in_one_line(stopped, capsys, monkeypatch):

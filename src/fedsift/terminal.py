@@ -23,7 +23,7 @@ from fedsift.disk import replace_file
 from fedsift.engine.message import WorkerDied
 from fedsift.engine.task import Diverged
 from fedsift.federation import Federation
-from fedsift.report.collect import Shown, read_run
+from fedsift.report.collect import Shown, find_runs, read_run
 from fedsift.report.figures import accuracy_figure
 from fedsift.report.html import report_on, write_report
 from fedsift.runs.compare import MIBIT, Row, csv_of, table_of
@@ -66,6 +66,10 @@ def carry_out_report(paths: Sequence[Path], path: Path) -> None:
     """The report of runs that were made before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     runs = report_on(paths, path)
+    shown = {run.folder for run in runs}
+    for folder in map(str, find_runs(paths)):
+        if folder not in shown:
+            print(f"{folder} is left out: another has its settings and its seed", file=sys.stderr)
     err.print(f"{len(runs)} run{'s' if len(runs) > 1 else ''}", highlight=False)
     say_where("report", path)
 

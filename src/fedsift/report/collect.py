@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -16,7 +16,7 @@ from fedsift.runs.config import ConfigError, read_values
 from fedsift.runs.folder import RunFolder
 from fedsift.simulation import Record
 
-NOT_A_METHOD = ("seed", "device", "tensorboard", "wire")
+NOT_A_METHOD = ("seed", "tensorboard")
 """Settings that runs of one group may differ in: all but the seed leave the results as they are."""
 COLOURS = {
     "fedadam-ssm": (0, "solid"),
@@ -105,16 +105,17 @@ class Task:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The folders of all runs in or below the given ones, each once."""
-    found: dict[Path, None] = {}
+    """The folders of all runs in or below the given ones, each once, whatever it is called."""
+    found: dict[Path, Path] = {}
     for path in paths:
         here = sorted(file.parent for file in path.rglob("config.toml"))
         runs = [folder for folder in here if RunFolder(folder).history()]
         if not runs:
             why = "no finished round in it" if here else "there is no run in it"
             raise ConfigError(f"{path} cannot be reported on: {why}")
-        found.update(dict.fromkeys(runs))
-    return list(found)
+        for folder in runs:
+            found.setdefault(folder.resolve(), folder)
+    return list(found.values())
 
 
 def find_target(runs: Sequence[Path]) -> float | None:
@@ -166,8 +167,7 @@ def order(runs: Sequence[Shown]) -> list[Task]:
     tasks: dict[str, Task] = {}
     groups: dict[str, Group] = {}
     for run in runs:
-        name = f"{run.setting('dataset')}, {run.setting('model')}"
-        key = json.dumps([name, {k: run.setting(k) for k in settings_of(run)}], default=str)
+        name, key = f"{run.setting('dataset')}, {run.setting('model')}", group_of(run)
         if key not in groups:
             groups[key] = Group([])
             tasks.setdefault(name, Task(name)).groups.append(groups[key])
@@ -175,6 +175,21 @@ def order(runs: Sequence[Shown]) -> list[Task]:
     for task in tasks.values():
         name_groups(task.groups)
     return list(tasks.values())
+
+
+def distinct(runs: Iterable[Shown]) -> list[Shown]:
+    """The runs, of each group and seed the longest: a copy of a run is no other seed."""
+    found: dict[tuple[str, Any], Shown] = {}
+    for run in runs:
+        known = found.setdefault((group_of(run), run.setting("seed")), run)
+        if len(run.history) > len(known.history):
+            found[group_of(run), run.setting("seed")] = run
+    return list(found.values())
+
+
+def group_of(run: Shown) -> str:
+    """All that runs must have in common to be one group."""
+    return json.dumps({key: run.setting(key) for key in settings_of(run)}, default=str)
 
 
 def settings_of(run: Shown) -> list[str]:

@@ -16,6 +16,7 @@ from fedsift.report.collect import (
     Shown,
     Task,
     best_first,
+    distinct,
     find_runs,
     find_target,
     likely_target,
@@ -31,9 +32,12 @@ HERE = Path(__file__).parent
 
 
 def report_on(paths: Sequence[Path], out: Path) -> list[Shown]:
-    """Write the report of every run in or below the given folders, and give those runs."""
+    """Write the report of every run in or below the given folders, and give the runs in it.
+
+    Of runs with the same settings and the same seed, it has the longest.
+    """
     found = find_runs(paths)
-    runs = [read_run(path) for path in found]
+    runs = distinct(read_run(path) for path in found)
     methods = list(dict.fromkeys(run.algorithm for run in runs))
     sets = list(dict.fromkeys(str(run.setting("dataset")) for run in runs))
     named = ", ".join(methods) if len(methods) <= 3 else f"{len(methods)} methods"

@@ -134,7 +134,8 @@ class RunFolder:
         return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
     def append(self, record: Record, uploads: Mapping[str, Any]) -> None:
-        """Add a round's metrics, and what its uploads were like."""
+        """Add a round's metrics, and what its uploads were like; a summary of less is no more."""
+        self.summary_file.unlink(missing_ok=True)
         for file, line in ((self.uploads_file, uploads), (self.metrics_file, record)):
             with file.open("a", encoding="utf-8") as opened:
                 opened.write(json.dumps(line, allow_nan=False) + "\n")
