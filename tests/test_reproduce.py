@@ -231,6 +231,20 @@ def test_more_rounds_than_before_are_played_and_fewer_are_not(here):
     assert len(folder.history()) == 3
 
 
+def test_a_line_that_has_more_rounds_is_cut_to_those_of_the_others(here):
+    words = [*SMALL[:-1], "2", "--methods", "fedadam-ssm"]
+    assert main(["reproduce", "table1", *words]) == 0
+    path = here / "runs/quick/cnn-fashion-mnist/iid/fedadam-ssm/seed-0"
+    assert len(RunFolder(path).history()) == 2
+    (path / DIVERGED).write_text("in round 3")
+    assert main(["reproduce", "fig8", *SMALL[:-1], "1"]) == 0
+    lines = json.loads((here / "runs/quick/results/fig8.json").read_text())
+    assert [line["rounds"] for line in lines] == [1] * len(lines)
+    usual = next(line for line in lines if line["method"] == "fedadam-ssm")
+    assert usual["best_accuracy"] == RunFolder(path).history()[0]["accuracy"]
+    assert not usual["diverged"]
+
+
 def test_a_folder_with_another_run_is_refused(here, capsys):
     words = ["reproduce", "table1", *SMALL, "--methods", "fedadam"]
     assert main(words) == 0
@@ -313,6 +327,8 @@ def test_tasks_whose_data_is_not_here_are_left_out_unless_named(here, capsys):
         (["fig5", "--methods", "fedadam"], "fedadam-ssm"),
         (["table1", "--seeds", "0"], "at least 1"),
         (["table1", "--no-run"], "no run of table1"),
+        (["table1", "--no-run", "--rounds", "0"], "rounds must be at least 1"),
+        (["table1", "--no-run", "--device", "tpu"], "auto, cpu, cuda"),
         (["table1", *SMALL, "--device", "tpu"], "cuda"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from importlib.util import find_spec
@@ -43,6 +42,7 @@ from fedsift.terminal import (
     carry_out_report,
     show_frame,
     show_timings,
+    user_input,
 )
 from fedsift.theory.cli import advise, bounds
 
@@ -89,15 +89,6 @@ def _fail(message: str, code: int) -> int:
     if rank() == 0:  # the other ranks have nothing else to tell
         print(f"fedsift: {line}", file=sys.stderr)
     return code
-
-
-@contextmanager
-def user_input() -> Iterator[None]:
-    """Inside, a ValueError is the user's to mend, not a bug of ours."""
-    try:
-        yield
-    except ValueError as problem:
-        raise click.ClickException(str(problem)) from None
 
 
 MODEL_HELP = (
@@ -373,7 +364,7 @@ def bench(
     Example: `fedsift bench --models cnn --rounds 10`
     """
     with user_input():
-        where = RunConfig(device=device).torch_device()
+        where = RunConfig.from_values({"device": device}).torch_device()
         chosen = models or ("cnn,vgg11,resnet18" if where == "cuda" else "cnn")
         names = [name.strip() for name in chosen.split(",")]
         for name in names:

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import click
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -36,6 +37,15 @@ from fedsift.simulation import Record
 Run = tuple[RunFolder, RunConfig]
 out = Console()
 err = Console(stderr=True)
+
+
+@contextmanager
+def user_input() -> Iterator[None]:
+    """Inside, a ValueError is the user's to mend, not a bug of ours."""
+    try:
+        yield
+    except ValueError as problem:
+        raise click.ClickException(str(problem)) from None
 
 
 def carry_out(folder: RunFolder, config: RunConfig, federation: Federation) -> None:

@@ -9,20 +9,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fedsift.data.cli import DataDir
 from fedsift.data.files import use_data_folder
-from fedsift.reproduce.pins import PINS, Pin, Planned, Wanted, read
+from fedsift.reproduce.pins import PINS, Pin, Planned, Wanted, plan, read
 from fedsift.reproduce.runner import carry_out, to_do
 from fedsift.simulation import Record
-
-out_console = Console()
-err = Console(stderr=True)
+from fedsift.terminal import err, percent, plain_table, user_input
+from fedsift.terminal import out as console
 
 
 def option(flag: str, text: str, shown: bool | str = True) -> Any:
@@ -77,18 +74,18 @@ def reproduce(
 
     * `fedsift reproduce fig5 --task vgg11-cifar10 --seeds 1 --device cuda --precision tf32`
     """
-    use_data_folder(data_dir)
     chosen = tuple(filter(None, (methods or "").split(",")))
     wanted = Wanted(task, setting, chosen, 1 if quick else seeds, rounds, quick, device, precision)
     runs = out or Path("runs/quick" if quick else "runs/reproduce")
-    try:
+    made = results or Path("runs/quick/results" if quick else "reproduce/results")
+    with user_input():
+        use_data_folder(data_dir)
         pin = Pin.of(name)
+        plan(pin, wanted)  # what cannot be meant is refused, even if there is nothing to run
         if not no_run:
             say = lambda line: err.print(line, highlight=False)  # noqa: E731
             play(pin, to_do(pin, wanted, runs, stop_at_target, say), runs, stop_at_target)
-    except ValueError as problem:
-        raise click.ClickException(str(problem)) from None
-    show(pin, wanted, runs, results or Path("runs/quick/results" if quick else "reproduce/results"))
+        show(pin, wanted, runs, made)
 
 
 def play(pin: Pin, todo: Sequence[Planned], out: Path, stop_at_target: bool) -> None:
@@ -117,39 +114,41 @@ def show(pin: Pin, wanted: Wanted, out: Path, results: Path) -> None:
 
     paths = list(make(pin, wanted, out, results))
     if not paths:
-        raise click.ClickException(f"there is no run of {pin.name} in {out}")
+        raise ValueError(f"there is no run of {pin.name} in {out}")
     if pin.kind != "updates":
         lines = json.loads((results / f"{pin.name}.json").read_text(encoding="utf-8"))
         shown = traffic_table if pin.kind == "traffic" else table
         for (task, setting), own in groupby(lines, lambda line: (line["task"], line["setting"])):
-            out_console.print(shown(list(own), f"{task}, {setting}"))
+            console.print(shown(list(own), f"{task}, {setting}"))
     for path in paths:
         print(path)
 
 
 def table(lines: Sequence[dict[str, Any]], title: str) -> Table:
     """The paper's Table 1 for one task and setting, with the paper's own figures."""
-    shown = Table(title=f"{title}: Mibit a client to {100 * lines[0]['target']:.1f} %")
-    for heading in ("method", "Mibit", "ratio", "seeds", "paper", "ratio there", "best accuracy"):
+    shown = plain_table(f"{title}: Mibit a client to {100 * lines[0]['target']:.1f} %")
+    for heading in ("method", "Mibit", "ratio", "seeds", "rounds", "paper", "ratio", "best"):
         first = heading == "method"
         shown.add_column(heading, justify="left" if first else "right", no_wrap=first)
     for line in lines:
         reached = f"{line['reached']}/{len(line['seeds'])}"
-        best = f"{100 * line['best_accuracy']:.2f} %"
         ours = number(line["mibit"], "∞")
         theirs = number(line["paper_mibit"], "∞" if line["in_paper"] else "–")
         ratios = [number(line[key], "", "×") for key in ("ratio", "paper_ratio")]
-        shown.add_row(line["method"], ours, ratios[0], reached, theirs, ratios[1], best)
+        made = (reached, str(line["rounds"]), theirs)
+        shown.add_row(
+            line["method"], ours, ratios[0], *made, ratios[1], percent(line["best_accuracy"])
+        )
     return shown
 
 
-TRAFFIC = ("method", "MB up", "ratio", "down", "up + down", "ratio", "best accuracy", "final")
+TRAFFIC = ("method", "MB up", "ratio", "down", "up + down", "ratio", "best", "final")
 
 
 def traffic_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
     """What each method really sends to the task's target and, below it, to FedAdam's best."""
-    shown = Table(
-        title=f"{title}: megabytes a client to {100 * lines[0]['target']['accuracy']:.1f} %\n"
+    shown = plain_table(
+        f"{title}: megabytes a client to {100 * lines[0]['target']['accuracy']:.1f} %\n"
         "and, below it, to FedAdam's best; ratio: against FedAdam-SSM in the paper's format"
     )
     for heading in TRAFFIC:

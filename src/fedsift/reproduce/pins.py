@@ -142,7 +142,7 @@ def _line(
         config = config_of(line["algorithm"], values | own)
         usual = config_of(line["algorithm"], values).flat()
         unusual = {k: v for k, v in own.items() if usual[k] != v and k != "rounds"}
-        if wanted.rounds:
+        if wanted.rounds is not None:
             config = config_of(line["algorithm"], values | own | {"rounds": wanted.rounds})
         label = _label(line["algorithm"], unusual)
         is_fig1 = pin.kind == "updates"

@@ -42,7 +42,7 @@ class Outcome:
 def lines_of(pin: Pin, wanted: Wanted, out: Path) -> list[list[Outcome]]:
     """Every line of a table or figure that has runs, each with its seeds."""
     seeds = [int(path.name.removeprefix("seed-")) for path in out.glob("*/*/*/seed-*")]
-    everything = Wanted(seeds=max(seeds, default=0) + 1, quick=wanted.quick)
+    everything = Wanted(seeds=max(seeds, default=0) + 1, rounds=wanted.rounds, quick=wanted.quick)
     found: dict[Path, list[Outcome]] = {}
     for run in plan(pin, everything):
         outcome = outcome_of(run, out)
@@ -52,14 +52,15 @@ def lines_of(pin: Pin, wanted: Wanted, out: Path) -> list[list[Outcome]]:
 
 
 def outcome_of(run: Planned, out: Path) -> Outcome:
-    """What a run's folder holds."""
+    """What a run's folder holds of the planned rounds."""
     folder = RunFolder(out / run.path)
     summary: dict[str, Any] = {}
     if folder.summary_file.exists():
         summary = json.loads(folder.summary_file.read_text(encoding="utf-8"))
         summary["environment"]["precision"] = summary["precision"]
-    diverged = (folder.path / DIVERGED).exists()
-    return Outcome(run, folder.history(), summary.get("environment", {}), diverged)
+    history = folder.history()[: run.config.rounds]
+    diverged = len(history) < run.config.rounds and (folder.path / DIVERGED).exists()
+    return Outcome(run, history, summary.get("environment", {}), diverged)
 
 
 def table_csv(lines: Iterable[Sequence[Outcome]]) -> str:

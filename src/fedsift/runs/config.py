@@ -16,6 +16,7 @@ from fedsift.data import shape_of
 from fedsift.models import default_model
 
 Setting = float | int
+DEVICES = ("auto", "cpu", "cuda")
 
 
 class ConfigError(ValueError):
@@ -61,6 +62,10 @@ class RunConfig:
         if config.model == "auto":
             config = replace(config, model=default_model(shape_of(config.dataset)))
         config.make_algorithm()
+        if config.device not in DEVICES:
+            raise ConfigError(
+                f"unknown device {config.device!r}; choose one of: {', '.join(DEVICES)}"
+            )
         if config.seed < 0:
             raise ConfigError(f"seed must be at least 0, got {config.seed}")
         if config.rounds < 1:
@@ -102,8 +107,6 @@ class RunConfig:
         """The device that is meant, ``auto`` resolved."""
         if self.device == "auto":
             return "cuda" if torch.cuda.is_available() else "cpu"
-        if self.device not in ("cpu", "cuda"):
-            raise ConfigError(f"unknown device {self.device!r}; choose one of: auto, cpu, cuda")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("this machine has no usable CUDA device; use --device cpu")
         return self.device
