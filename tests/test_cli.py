@@ -226,6 +226,18 @@ def test_the_closing_table_and_the_path_of_the_report_are_said(here, capsys):
     assert said.splitlines()[-1] == f"report: {Path('out/report.html')}"
 
 
+def test_updates_that_are_rejected_are_told_and_a_round_without_any_is_warned_of(here, capsys):
+    words = ["--algorithm", "fedsgd", "--lr", "1e8", *QUICK, "--wire", "real", "--out", "out"]
+    assert main(["run", *words]) == 0
+    said = capsys.readouterr()
+    assert [(r["clients"], r["rejected"]) for r in metrics_of(here / "out")] == [(0, 4)] * 3
+    assert summary_of(here / "out")["rejected"] == 12
+    assert "12 updates; metrics.jsonl says why" in said.out
+    assert said.err.count("warning: round 1 merged no update: client 0: ") == 1
+    assert "round 2" not in said.err
+    assert "4 rejected" in said.err
+
+
 def test_a_path_with_brackets_is_said_as_it_is(here, capsys):
     assert main(["run", *QUICK, "--rounds", "1", "--out", "lr[small]"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"report: {Path('lr[small]/report.html')}"

@@ -150,11 +150,29 @@ def bar(config: RunConfig) -> Iterator[Any]:
     )
     with Progress(*columns, console=err) as progress:
         task = progress.add_task(config.algorithm, total=config.rounds, status="")
+        has_warned = False
 
         def step(record: Record) -> None:
+            nonlocal has_warned
+            if not record["clients"] and not has_warned:
+                err.print(lost_round(record), style="yellow", markup=False, highlight=False)
+                has_warned = True
             progress.update(task, completed=record["round"], status=status_of(record))
 
         yield step
+
+
+def lost_round(record: Record) -> str:
+    """A warning of a round that changed nothing.
+
+    >>> lost_round({"round": 2, "problems": {"0": "a value is too large"}})
+    'warning: round 2 merged no update: client 0: a value is too large'
+    >>> lost_round({"round": 2, "problems": {}})
+    'warning: round 2 merged no update: all were lost'
+    """
+    reasons = [f"client {client}: {why}" for client, why in record["problems"].items()]
+    why = reasons[0] if reasons else "all were lost"
+    return f"warning: round {record['round']} merged no update: {why}"
 
 
 def status_of(record: Record) -> str:
@@ -169,6 +187,8 @@ def status_of(record: Record) -> str:
     if record["loss"] is not None:
         words.append(f"loss {record['loss']:.2f}")
     words.append(f"{(record['uplink_bits_paper'] or 0) / MIBIT:.2f} Mibit")
+    if record.get("rejected"):
+        words.append(f"{record['rejected']} rejected")
     return "".join(f" · {word}" for word in words)
 
 
@@ -188,6 +208,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         "downlink a client": f"{summary['downlink_bytes'] / 1e6:.2f} MB",
         "time": f"{summary['seconds']:.2f} s, {summary['seconds_per_round']:.2f} s a round",
     }
+    if summary.get("rejected"):
+        rows["rejected"] = f"{summary['rejected']:,} updates; metrics.jsonl says why"
     for name, value in rows.items():
         table.add_row(name, value)
     return table

@@ -204,6 +204,7 @@ RESULTS = (
     "uplink_bits_paper",
     "uplink_bytes",
     "downlink_bytes",
+    "rejected",
     "seconds",
     "seconds_per_round",
     "stopped_after",

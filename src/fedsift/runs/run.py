@@ -142,6 +142,7 @@ def summarise(config: RunConfig, federation: Federation, history: list[Record]) 
         "uplink_bits_paper": last["uplink_bits_paper"],
         "uplink_bytes": last["uplink_bytes"],
         "downlink_bytes": last["downlink_bytes"],
+        "rejected": sum(r.get("rejected") or 0 for r in history),
         "seconds": seconds,
         "seconds_per_round": seconds / len(history),
         "environment": environment(config),
