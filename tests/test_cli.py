@@ -260,6 +260,12 @@ def test_a_flag_wins_over_the_config_file_which_wins_over_the_default(here):
     assert (config["batch_size"], config["density"]) == (64, 0.05)
 
 
+def test_the_folder_of_a_run_may_be_named_in_its_config_file(here):
+    (here / "a.toml").write_text('out = "there"\nclients = 2\nrounds = 1\nlocal-steps = 1\n')
+    assert main(["run", "--config", "a.toml"]) == 0
+    assert summary_of(here / "there")["rounds"] == 1
+
+
 def test_config_keys_may_have_dashes_or_underscores(here):
     (here / "a.toml").write_text('local-steps = 1\nbatch_size = 8\nalgorithm = "fedadam_top"\n')
     assert main(["run", "--config", "a.toml", "--rounds", "1", "--out", "out"]) == 0
@@ -333,7 +339,9 @@ BAD_FLAGS = {
     "seed negative": (["--seed", "-1"], ["seed", "at least 0"]),
     "theta 0": (["--partition", "dirichlet", "--theta", "0"], ["theta", "positive"]),
     "theta infinite": (["--partition", "dirichlet", "--theta", "inf"], ["theta", "positive"]),
-    "theta 0 though unused": (["--theta", "0"], ["theta", "positive"]),
+    "theta where it does nothing": (["--theta", "5"], ["theta", "--partition dirichlet"]),
+    "an empty folder name": (["--out", ""], ["--out", "empty"]),
+    "an empty data folder": (["--data-dir", ""], ["--data-dir", "empty"]),
     "bits 9": (["--algorithm", "efficient-adam", "--bits", "9"], ["bits", "2 to 8"]),
     "a setting the algorithm has not": (
         ["--algorithm", "fedadam", "--density", "0.1"],
@@ -386,6 +394,10 @@ BAD_CONFIGS = {
     "infinity for local-steps": ("local-steps = inf", ["local-steps", "whole number"]),
     "nan for local-steps": ("local-steps = nan", ["local-steps", "whole number"]),
     "nan for density": ("density = nan", ["density", "(0, 1]"]),
+    "a number for a folder": ("out = 5", ["out must be a word", "5"]),
+    "a number for the data folder": ("data-dir = 5", ["data-dir must be a word"]),
+    "an empty folder name": ('out = ""', ["empty"]),
+    "a key in both spellings": ("local_steps = 1\nlocal-steps = 2", ["'local_steps'", "one key"]),
 }
 
 

@@ -201,6 +201,10 @@ BAD = {
     "no algorithms": (["--target", "0.5"], ["--algorithms"]),
     "an empty name": (["--algorithms", "fedadam,", "--target", "0.5"], list(METHODS)),
     "unknown algorithm": (["--algorithms", "fedadam,adam", "--target", "0.5"], list(METHODS)),
+    "an algorithm twice": (
+        ["--algorithms", "fedadam-ssm,fedadam,fedadam_ssm", "--target", "0.5"],
+        ["fedadam-ssm is named twice"],
+    ),
     "a setting that none has": (
         ["--algorithms", "fedadam,fedsgd", "--target", "0.5", "--density", "0.1"],
         ["density", "local-steps", "lr"],
@@ -217,6 +221,14 @@ def test_bad_input_gets_one_line_and_writes_nothing(words, phrases, tmp_path, mo
     assert said.out == ""
     assert all(phrase in said.err for phrase in phrases)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("algorithms", ["5", '["fedadam", 3]', "[]"])
+def test_algorithms_in_a_config_file_that_are_no_words_are_refused(algorithms, tmp_path, capsys):
+    (tmp_path / "a.toml").write_text(f"algorithms = {algorithms}\ntarget = 0.5\n")
+    assert main(["compare", "--config", str(tmp_path / "a.toml")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedsift: algorithms must be words")
 
 
 def record(round, accuracy, bits):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from importlib.util import find_spec
-from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +18,6 @@ import fedsift
 from fedsift.algorithms import METHODS
 from fedsift.bench import bench as time_rounds
 from fedsift.codec.inspect import dissect
-from fedsift.data import DATASETS
-from fedsift.data.cli import DataDir
 from fedsift.data.cli import app as data_app
 from fedsift.data.files import use_data_folder
 from fedsift.engine.message import WorkerDied
@@ -31,9 +26,10 @@ from fedsift.engine.task import Diverged
 from fedsift.engine.torchrun import joined, rank
 from fedsift.federation import TooFewClients
 from fedsift.models import MODELS
+from fedsift.options import Config, DataDir, Method, Out, merged, path, with_run_options
 from fedsift.reproduce.cli import reproduce
-from fedsift.runs.compare import configs_of
-from fedsift.runs.config import ConfigError, RunConfig, read_values
+from fedsift.runs.compare import configs_of, names_of
+from fedsift.runs.config import ConfigError, RunConfig
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import environment, federation_of, follow
 from fedsift.terminal import (
@@ -91,94 +87,6 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-MODEL_HELP = (
-    f"Model: {', '.join(MODELS)}; auto picks one that fits the data; your own as "
-    "package.module:factory."
-)
-Option = tuple[str, type, str]
-COMMON = "The federation"
-METHOD = "The algorithm's own settings (where it has them)"
-OPTIONS: dict[str, list[Option]] = {
-    COMMON: [
-        ("dataset", str, f"Data set: {', '.join(DATASETS)}."),
-        ("model", str, MODEL_HELP),
-        ("clients", int, "Number of clients."),
-        ("rounds", int, "Communication rounds."),
-        ("batch-size", int, "Samples a local step; 0 takes the whole local set."),
-        ("partition", str, "How data is dealt to clients: iid, dirichlet or documents."),
-        ("theta", float, "Dirichlet concentration: smaller is less alike."),
-        ("participation", float, "Share of the clients that train in a round."),
-        ("dropout", float, "Chance that a client trains and its update is lost."),
-        ("min-clients", int, "A round with fewer updates than this stops the run."),
-        ("wire", str, "count: measure every message; real: also encode and decode it."),
-        ("seed", int, "Fixes the weights, the partition, cohorts and mini-batches."),
-        ("device", str, "auto, cpu or cuda."),
-        ("precision", str, "On a GPU: fp32, tf32 or bf16."),
-        ("tensorboard", bool, "Also write TensorBoard events into the run's folder."),
-    ],
-    METHOD: [
-        ("local-steps", int, "L, local mini-batch steps a round."),
-        ("lr", float, "Learning rate."),
-        ("density", float, "α = k/d, the share of coordinates that is sent, in (0, 1]."),
-        ("beta1", float, "Decay of the first moment."),
-        ("beta2", float, "Decay of the second moment."),
-        ("eps", float, "ε inside Adam's square root."),
-        ("bits", int, "Efficient-Adam and sift: bits a coordinate of W, 2 to 8."),
-        ("down-density", float, "sift: the share of coordinates that the server sends, in (0, 1]."),
-        ("decay", float, "sift, SparseLoCo: how much of what was not sent is kept, in [0, 1]."),
-        ("outer-lr", float, "SparseLoCo: the server's learning rate."),
-        ("correction", float, "FedAdamW: α, how much of the last global update is taken again."),
-        ("weight-decay", float, "FedAdamW: λ, the decoupled decay of the weights."),
-        ("warmup-rounds", int, "1-bit Adam: rounds of FedAdam before the compression."),
-    ],
-}
-
-
-def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command every option of a run; it gets those that were set as one dict ``given``."""
-    own = list(signature(command, eval_str=True).parameters.values())
-    shared = [_parameter(option, panel) for panel, row in OPTIONS.items() for option in row]
-    names = [p.name for p in shared]
-
-    @functools.wraps(command)
-    def wrapped(**values: Any) -> None:
-        set_by_user = {n: v for n in names if (v := values.pop(n)) is not None}
-        command(**values, given=set_by_user)
-
-    kept = [p for p in own if p.name != "given"]
-    wrapped.__signature__ = Signature([*kept, *shared])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in (*kept, *shared)}
-    del wrapped.__wrapped__  # typer would follow it to the undecorated signature
-    return wrapped
-
-
-def _parameter(option: Option, panel: str) -> Parameter:
-    flag, kind, text = option
-    name = flag.replace("-", "_")
-    default = getattr(RunConfig(), name, None)
-    shown = "the algorithm's own" if default is None else str(default)
-    about = typer.Option(
-        f"--{flag}",
-        help=text,
-        show_default=False if kind is bool else shown,
-        rich_help_panel=panel,
-    )
-    annotation = Annotated[kind | None, about]  # type: ignore[valid-type]
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-Method = Annotated[
-    str | None,
-    typer.Option("--algorithm", help=f"One of: {', '.join(METHODS)}.", show_default="fedadam-ssm"),
-]
-Config = Annotated[
-    Path | None, typer.Option("--config", help="A TOML file of the same keys; flags win over it.")
-]
-Out = Annotated[
-    Path | None, typer.Option("--out", help="Folder for the results.", show_default="under runs/")
-]
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         print(f"fedsift {fedsift.__version__}")
@@ -225,8 +133,8 @@ def run(
             follow([settings])
             return
         federation = federation_of(settings)
-        path = Path(folder_name or _new_folder(f"{settings.dataset}-{settings.algorithm}"))
-        folder = RunFolder.create(path, settings)
+        place = folder_name or _new_folder(f"{settings.dataset}-{settings.algorithm}")
+        folder = RunFolder.create(place, settings)
     carry_out(folder, settings, federation)
 
 
@@ -284,16 +192,16 @@ def compare(
         if not isinstance(goal, int | float) or not 0 < goal <= 1:
             raise ValueError(f"target must be in (0, 1], got {goal}")
         values.pop("algorithm", None)
-        settings = configs_of(names.split(",") if isinstance(names, str) else names, values)
+        settings = configs_of(names_of(names), values)
         if rank():
             follow(settings)
             return
-        path = Path(folder_name or _new_folder(f"compare-{settings[0].dataset}"))
+        place = folder_name or _new_folder(f"compare-{settings[0].dataset}")
         federation_of(settings[0])  # data and model are the same for all
         for each in settings:
-            RunFolder(path / each.algorithm).holds(each)  # refuse before anything is made
-        folders = [RunFolder.create_or_continue(path / each.algorithm, each) for each in settings]
-    carry_out_all(path, list(zip(folders, settings, strict=True)), goal)
+            RunFolder(place / each.algorithm).holds(each)  # refuse before anything is made
+        folders = [RunFolder.create_or_continue(place / each.algorithm, each) for each in settings]
+    carry_out_all(place, list(zip(folders, settings, strict=True)), goal)
 
 
 @app.command()
@@ -301,9 +209,9 @@ def report(
     folders: Annotated[
         list[Path], typer.Argument(help="Folders of runs, or folders that hold such folders.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", parser=path, help="The HTML file to write.")
+    ] = Path("report.html"),
 ) -> None:
     """Draw runs together in one HTML file that needs no network.
 
@@ -410,11 +318,11 @@ def demo(
             if key in values:
                 raise ValueError(f"--{key} is for simulations: leave it out of a deployment")
         settings = RunConfig.from_values(values)
-        path = Path(folder_name or _new_folder(f"flower-{settings.algorithm}"))
-        folder = RunFolder(path)
+        place = folder_name or _new_folder(f"flower-{settings.algorithm}")
+        folder = RunFolder(place)
         if not (folder.config_file.exists() and folder.config().wire == "flower"):
             folder.require_free()
-    deploy_demo(settings, path)
+    deploy_demo(settings, place)
 
 
 def require_flower() -> None:
@@ -425,14 +333,6 @@ def require_flower() -> None:
 
 app.command()(bounds)
 app.command()(advise)
-
-
-def merged(config: Path | None, **flags: Any) -> dict[str, Any]:
-    """A config file's keys and the flags that were given; flags win. The data folder is used."""
-    values = read_values(config) if config else {}
-    values |= {key: value for key, value in flags.items() if value is not None}
-    use_data_folder(values.pop("data_dir", None))
-    return values
 
 
 def _new_folder(name: str) -> Path:

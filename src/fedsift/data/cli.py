@@ -17,19 +17,12 @@ from fedsift.data.download import fetch, state_of
 from fedsift.data.files import data_folder, find, use_data_folder
 from fedsift.data.sets import DATASETS, digest_of
 from fedsift.data.sources import SOURCES, Download, Source
+from fedsift.options import DataDir
 
 out = Console()
 err = Console(stderr=True)
 app = typer.Typer(no_args_is_help=True, help="Get and check the data sets.")
 
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        help="Folder of the data sets.",
-        show_default="FEDSIFT_DATA, or ~/.cache/fedsift/data",
-    ),
-]
 Name = Annotated[str, typer.Argument(help=f"One of: {', '.join(DATASETS)}.")]
 
 

@@ -13,8 +13,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedsift.data.cli import DataDir
 from fedsift.data.files import use_data_folder
+from fedsift.options import DataDir, path
 from fedsift.reproduce.pins import PINS, Pin, Planned, Wanted, plan, read
 from fedsift.reproduce.runner import carry_out, to_do
 from fedsift.simulation import Record
@@ -22,9 +22,9 @@ from fedsift.terminal import err, percent, plain_table, user_input
 from fedsift.terminal import out as console
 
 
-def option(flag: str, text: str, shown: bool | str = True) -> Any:
+def option(flag: str, text: str, shown: bool | str = True, **more: Any) -> Any:
     """One option."""
-    return typer.Option(flag, help=text, show_default=shown)
+    return typer.Option(flag, help=text, show_default=shown, **more)
 
 
 def reproduce(
@@ -53,11 +53,17 @@ def reproduce(
     device: Annotated[str, option("--device", "auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, option("--precision", "On a GPU: fp32, tf32 or bf16.")] = "fp32",
     out: Annotated[
-        Path | None, option("--out", "Folder of the runs.", "runs/reproduce, or runs/quick")
+        Path | None,
+        option("--out", "Folder of the runs.", "runs/reproduce, or runs/quick", parser=path),
     ] = None,
     results: Annotated[
         Path | None,
-        option("--results", "Folder of the results.", "reproduce/results, or runs/quick/results"),
+        option(
+            "--results",
+            "Folder of the results.",
+            "reproduce/results, or runs/quick/results",
+            parser=path,
+        ),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -120,8 +126,8 @@ def show(pin: Pin, wanted: Wanted, out: Path, results: Path) -> None:
         shown = traffic_table if pin.kind == "traffic" else table
         for (task, setting), own in groupby(lines, lambda line: (line["task"], line["setting"])):
             console.print(shown(list(own), f"{task}, {setting}"))
-    for path in paths:
-        print(path)
+    for file in paths:
+        print(file)
 
 
 def table(lines: Sequence[dict[str, Any]], title: str) -> Table:

@@ -31,6 +31,18 @@ class Row:
     ratio: float | None = None
 
 
+def names_of(algorithms: Any) -> list[str]:
+    """The names in a text with commas, or in a list.
+
+    >>> names_of("fedadam,fedsgd"), names_of(["fedsgd"])
+    (['fedadam', 'fedsgd'], ['fedsgd'])
+    """
+    names = algorithms.split(",") if isinstance(algorithms, str) else algorithms
+    if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+        return names
+    raise ConfigError(f'algorithms must be words, as "fedadam-ssm,fedadam", got {algorithms!r}')
+
+
 def configs_of(algorithms: Sequence[str], values: Mapping[str, Any]) -> list[RunConfig]:
     """One run's configuration for each algorithm, each given the settings that it has.
 
@@ -38,6 +50,8 @@ def configs_of(algorithms: Sequence[str], values: Mapping[str, Any]) -> list[Run
     [{'lr': 0.01}, {'density': 0.1, 'lr': 0.01}]
     """
     names = [name.strip().replace("_", "-") for name in algorithms]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"{twice} is named twice: once is enough")
     known = {name: settings_of(name) for name in names}
     anywhere = {key for settings in known.values() for key in settings}
     for key in values:

@@ -55,7 +55,7 @@ class RunConfig:
         own = {f.name: str(f.type) for f in fields(cls) if f.name != "settings"}
         common = {key: value for key, value in values.items() if key in own}
         for key, value in common.items():
-            _check_type(key, value, own[key])
+            check_type(key, value, own[key])
         if "algorithm" in common:
             common["algorithm"] = common["algorithm"].replace("_", "-")
         config = cls(**common, settings={k: v for k, v in values.items() if k not in own})
@@ -120,10 +120,15 @@ def read_values(path: Path) -> dict[str, Any]:
         raise ConfigError(f"there is no config file {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
         raise ConfigError(f"cannot read {path}: {problem}") from None
-    return {key.replace("-", "_"): value for key, value in values.items()}
+    spelt = {key.replace("-", "_"): value for key, value in values.items()}
+    if len(spelt) < len(values):
+        twice = next(key for key in values if key.replace("_", "-") in values and "_" in key)
+        raise ConfigError(f"{path} has both {twice!r} and {_flag(twice)!r}, which are one key")
+    return spelt
 
 
-def _check_type(key: str, value: Any, wanted: str) -> None:
+def check_type(key: str, value: Any, wanted: str) -> None:
+    """Refuse a value that is not of its key's type."""
     kinds: dict[str, tuple[str, tuple[type, ...]]] = {
         "int": ("a whole number", (int,)),
         "float": ("a number", (int, float)),

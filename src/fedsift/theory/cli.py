@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedsift.data.cli import DataDir
 from fedsift.data.files import use_data_folder
+from fedsift.options import DataDir
 from fedsift.runs.config import RunConfig
 from fedsift.theory.calibration import Advice, calibration_task
 from fedsift.theory.calibration import advise as calibrate
@@ -250,6 +250,8 @@ def advise(
 def command_line(values: dict[str, Any], advice: Advice) -> str:
     """The run that follows the advice."""
     settings = {**values, **vars(advice.choice), "rounds": max(advice.rounds, 1)}
+    if values["partition"] != "dirichlet":
+        del settings["theta"]
     return "fedsift run " + " ".join(f"--{k.replace('_', '-')} {v}" for k, v in settings.items())
 
 
