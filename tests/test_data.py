@@ -14,6 +14,7 @@ from fedsift.data import (
     DATASETS,
     deal,
     dirichlet,
+    documents,
     from_dataset,
     from_partition,
     iid,
@@ -89,14 +90,20 @@ def test_a_partition_depends_on_its_seed_and_on_nothing_else(partition):
 
 @pytest.mark.parametrize("clients", [-1, 0, 11])
 def test_clients_that_cannot_all_have_a_sample_are_refused(clients):
-    with pytest.raises(ValueError, match="between 1 and 10"):
-        deal("iid", np.zeros(10, np.int64), clients, seed=0, theta=1.0)
+    for refuses in (
+        lambda y: deal("iid", y, clients, seed=0, theta=1.0),
+        lambda y: iid(y, clients, seed=0),
+        lambda y: dirichlet(y, clients, seed=0, theta=1.0),
+        lambda y: documents(np.arange(10), clients, seed=0),
+    ):
+        with pytest.raises(ValueError, match="between 1 and 10"):
+            refuses(np.zeros(10, np.int64))
 
 
 @pytest.mark.parametrize("theta", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_theta_that_is_no_positive_number_is_refused(theta):
     with pytest.raises(ValueError, match="theta must be a positive number"):
-        deal("dirichlet", np.arange(10) % 2, 2, seed=0, theta=theta)
+        dirichlet(np.arange(10) % 2, 2, seed=0, theta=theta)
 
 
 def test_an_unknown_partition_is_refused_with_the_list_of_known_ones():

@@ -1,12 +1,15 @@
 """Who takes part, who is lost, and what is counted."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import mse_loss
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import TensorDataset
 
 import fedsift
 from fedsift import algorithms
@@ -217,11 +220,71 @@ def test_dropout_layers_follow_the_seed_alone():
         ([], "no clients"),
         ([(torch.zeros(2, 1), torch.zeros(3))], "2 samples and 3 labels"),
         ([(torch.zeros(0, 1), torch.zeros(0))], "no samples"),
+        (
+            [(np.zeros((2, 1)), np.zeros(2))],
+            r"client 0 .* got \(ndarray, ndarray\); torch",
+        ),
+        ([TensorDataset(torch.zeros(2, 1))], "got TensorDataset; .* fedsift.data.from_dataset"),
     ],
 )
 def test_data_that_cannot_be_trained_on_is_refused(clients, message):
     with pytest.raises(ValueError, match=message):
         fedsift.simulate(nn.Linear(1, 1), clients, loss=mse_loss)
+
+
+DATA = (torch.randn(6, 3), torch.arange(6) % 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"algorithm": "fedadam-ssm"}, r"fedadam_ssm\(\), got 'fedadam-ssm'"),
+        ({"algorithm": fedsift.algorithms.fedadam_ssm}, r"algorithm must be what a function"),
+        ({"rounds": 1.5}, "rounds must be a whole number of at least 1, got 1.5"),
+        ({"batch_size": 2.5}, "batch-size must be a whole number"),
+        ({"seed": None}, "seed must be a whole number"),
+        ({"test": (DATA[0], DATA[1][:5])}, "the test set has 6 samples and 5 labels"),
+        ({"test": (DATA[0][:0], DATA[1][:0])}, "the test set has no samples"),
+        ({"test": {"x": DATA[0]}}, "the test set must be a pair of tensors"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_trained(given, message):
+    played = []
+    with pytest.raises(ValueError, match=message):
+        fedsift.simulate(nn.Linear(3, 2), [DATA], **given, on_round=played.append)
+    assert played == []
+
+
+def test_the_device_can_be_left_open():
+    assert len(fedsift.simulate(nn.Linear(3, 2), [DATA], rounds=1, device="auto").history) == 1
+
+
+class Pair(nn.Linear):
+    """A model whose output is no tensor."""
+
+    def forward(self, x):
+        return super().forward(x), x
+
+
+def test_an_output_that_is_no_tensor_goes_to_the_loss_and_has_no_accuracy():
+    def loss(output, y):
+        return cross_entropy(output[0], y)
+
+    torch.manual_seed(0)
+    given = {"clients": [DATA], "test": DATA, "rounds": 2}
+    pair = fedsift.simulate(Pair(3, 2), **given, loss=loss)
+    torch.manual_seed(0)
+    plain = fedsift.simulate(nn.Linear(3, 2), **given)
+    assert [r["loss"] for r in pair.history] == [r["loss"] for r in plain.history]
+    assert [r["accuracy"] for r in pair.history] == [None, None]
+
+
+def test_every_public_name_is_there_after_a_bare_import():
+    words = "import fedsift; [getattr(fedsift, name) for name in fedsift.__all__]; fedsift.data.iid"
+    subprocess.run([sys.executable, "-c", words], check=True)
+    assert set(fedsift.__all__) <= set(dir(fedsift))
+    with pytest.raises(AttributeError, match="no attribute 'simulated'"):
+        fedsift.simulated  # noqa: B018
 
 
 def test_regression_has_a_loss_but_no_accuracy():

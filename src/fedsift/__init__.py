@@ -10,14 +10,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedsift import algorithms, codec
-from fedsift.engine.task import Diverged
-from fedsift.optim import Adam
-from fedsift.simulation import Result, simulate
-from fedsift.vector import Layout, Moments
-
 if TYPE_CHECKING:
-    from fedsift import theory
+    from fedsift import algorithms, codec, data, models, theory
+    from fedsift.engine.task import Diverged
+    from fedsift.optim import Adam
+    from fedsift.simulation import Result, simulate
+    from fedsift.vector import Layout, Moments
 
 __version__ = "0.1.0"
 
@@ -29,12 +27,30 @@ __all__ = [
     "Result",
     "algorithms",
     "codec",
+    "data",
+    "models",
     "simulate",
     "theory",
 ]
 
+HOMES = {
+    "Adam": "optim",
+    "Diverged": "engine.task",
+    "Layout": "vector",
+    "Moments": "vector",
+    "Result": "simulation",
+    "simulate": "simulation",
+}
+"""Where a name is defined; the other names are modules."""
+
 
 def __getattr__(name: str) -> Any:
-    if name == "theory":  # it imports much that a deployed client never uses
-        return import_module("fedsift.theory")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import a name when it is first used: torch takes seconds, which --help can do without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"fedsift.{HOMES.get(name, name)}")
+    return getattr(module, name) if name in HOMES else module
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def simulate(
     seed
         Fixes cohorts, mini-batches and lost updates.
     device
-        Where tensors live.
+        Where tensors live; ``"auto"`` is CUDA where there is one.
     precision
         On a GPU: ``"fp32"``, ``"tf32"`` or ``"bf16"``.
     on_round
@@ -107,8 +108,7 @@ def simulate(
     (2, torch.Size([8]))
 
     """
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    _check_whole("rounds", rounds, at_least=1)
     federation = prepare(
         model,
         clients,
@@ -151,11 +151,20 @@ def prepare(
     precision: str = "fp32",
 ) -> Federation:
     """Check everything and put it on the device."""
-    _check_clients(clients)
-    if test is not None and len(test[0]) == 0:
-        raise ValueError("the test set is empty: give None for no test")
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch-size must be at least 1, got {batch_size}")
+    device = chosen_device(device)
+    if not clients:
+        raise ValueError("there are no clients: give at least one pair (x, y)")
+    for n, pair in enumerate(clients):
+        _check_data(f"client {n}", pair)
+    if test is not None:
+        _check_data("the test set", test)
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            f"algorithm must be what a function of fedsift.algorithms gives, as fedadam_ssm(), "
+            f"got {algorithm!r}"
+        )
+    if batch_size is not None:
+        _check_whole("batch-size", batch_size, at_least=1)
     if not 0 < participation <= 1:
         raise ValueError(f"participation must be in (0, 1], got {participation}")
     if not 0 <= dropout < 1:
@@ -169,8 +178,7 @@ def prepare(
         raise ValueError(f"precision {precision} needs a GPU; on {device} it is fp32")
     if wire not in WIRES:
         raise ValueError(f"unknown wire {wire!r}; choose one of: {', '.join(WIRES)}")
-    if seed < 0:
-        raise ValueError(f"seed must be at least 0, got {seed}")
+    _check_whole("seed", seed, at_least=0)
     here = [_to(pair, device) for pair in clients]
     own = copy.deepcopy(model).to(device)
     check_model(own, here[0][0][:2])
@@ -236,11 +244,32 @@ def _to(pair: Data, device: str | torch.device) -> tuple[Tensor, Tensor]:
     return x.to(device), y.to(device)
 
 
-def _check_clients(clients: Sequence[Data]) -> None:
-    if not clients:
-        raise ValueError("there are no clients: give at least one pair (x, y)")
-    for n, (x, y) in enumerate(clients):
-        if len(x) != len(y):
-            raise ValueError(f"client {n} has {len(x)} samples and {len(y)} labels")
-        if len(x) == 0:
-            raise ValueError(f"client {n} has no samples")
+def chosen_device(device: str | torch.device) -> str | torch.device:
+    """The device that is meant: ``auto`` is CUDA where there is one."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _check_data(whose: str, pair: Any) -> None:
+    is_sequence = isinstance(pair, Sequence) and len(pair) == 2
+    if not is_sequence or not all(isinstance(part, Tensor) for part in pair):
+        raise ValueError(
+            f"{whose} must be a pair of tensors (x, y), got {_kind(pair)}; torch.from_numpy makes "
+            "them of arrays, fedsift.data.from_dataset of a Dataset"
+        )
+    x, y = pair
+    if len(x) != len(y):
+        raise ValueError(f"{whose} has {len(x)} samples and {len(y)} labels")
+    if len(x) == 0:
+        raise ValueError(f"{whose} has no samples")
+
+
+def _kind(x: object) -> str:
+    inner = ", ".join(_kind(each) for each in x) if isinstance(x, tuple | list) else ""
+    return f"({inner})" if inner else type(x).__name__
+
+
+def _check_whole(name: str, value: Any, at_least: int) -> None:
+    if not isinstance(value, Integral) or value < at_least:
+        raise ValueError(f"{name} must be a whole number of at least {at_least}, got {value!r}")

@@ -18,6 +18,7 @@ def iid(labels: NDArray[np.int64], clients: int, seed: int) -> list[Rows]:
     >>> [len(rows) for rows in iid(np.zeros(10, np.int64), 3, seed=0)]
     [4, 3, 3]
     """
+    _check_clients(clients, len(labels))
     order = stream(seed, "partition").permutation(len(labels))
     return [np.sort(part) for part in np.array_split(order, clients)]
 
@@ -31,6 +32,9 @@ def dirichlet(labels: NDArray[np.int64], clients: int, seed: int, theta: float) 
     >>> sorted(np.concatenate(rows).tolist()) == list(range(100)), min(map(len, rows)) > 0
     (True, True)
     """
+    _check_clients(clients, len(labels))
+    if not 0 < theta < math.inf:
+        raise ValueError(f"theta must be a positive number, got {theta}")
     draw = stream(seed, "partition")
     dealt: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
@@ -56,11 +60,7 @@ def documents(labels: NDArray[np.int64], clients: int, seed: int) -> list[Rows]:
     ([3, 4], [0, 1, 2, 3, 4, 5, 6])
     """
     names = np.unique(labels)
-    if clients > len(names):
-        raise ValueError(
-            f"{clients} clients cannot share {len(names)} whole documents (of images: classes); "
-            f"clients must be between 1 and {len(names)}"
-        )
+    _check_clients(clients, len(names), "whole documents (of images: classes)")
     order = np.roll(names, stream(seed, "partition").integers(len(names)))
     return [np.flatnonzero(np.isin(labels, own)) for own in np.array_split(order, clients)]
 
@@ -82,15 +82,15 @@ def deal(
     """
     if partition not in PARTITIONS:
         raise ValueError(f"unknown partition {partition!r}; choose one of: {', '.join(PARTITIONS)}")
-    if not 1 <= clients <= len(labels):
-        raise ValueError(
-            f"{clients} clients cannot share {len(labels)} samples; "
-            f"clients must be between 1 and {len(labels)}"
-        )
-    if not 0 < theta < math.inf:
-        raise ValueError(f"theta must be a positive number, got {theta}")
     if partition == "iid":
         return iid(labels, clients, seed)
     if partition == "documents":
         return documents(labels, clients, seed)
     return dirichlet(labels, clients, seed, theta)
+
+
+def _check_clients(clients: int, most: int, what: str = "samples") -> None:
+    if not 1 <= clients <= most:
+        raise ValueError(
+            f"{clients} clients cannot share {most} {what}; clients must be between 1 and {most}"
+        )

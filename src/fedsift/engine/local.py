@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -154,12 +155,23 @@ def test_chunk(task: Task, chunk: int) -> Data:
     return x[rows], y[rows]
 
 
-def score(task: Task, output: Tensor, labels: Tensor) -> Score:
+def score(task: Task, output: Any, labels: Tensor) -> Score:
     """How many labels are found, and the sum of losses."""
-    loss = float(task.loss(output, labels)) * len(output)
+    loss = float(task.loss(output, labels)) * len(labels)
+    is_found = labels_found(output, labels)
+    return (None if is_found is None else int(is_found.sum())), loss
+
+
+def labels_found(output: Any, labels: Tensor) -> Tensor | None:
+    """Which labels are found; None where they are not classes, one for each argmax.
+
+    >>> labels_found(torch.tensor([[0.1, 0.9]]), torch.tensor([1])), labels_found((), torch.ones(1))
+    (tensor([True]), None)
+    """
+    if not isinstance(output, Tensor) or output.dim() == 0 or labels.is_floating_point():
+        return None
     found = output.argmax(-1)
-    is_classes = not labels.is_floating_point() and found.shape == labels.shape
-    return (int((found == labels).sum()) if is_classes else None), loss
+    return found == labels if found.shape == labels.shape else None
 
 
 def chunks_of(task: Task) -> range:

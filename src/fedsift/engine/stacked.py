@@ -20,7 +20,7 @@ from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, Step
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
-from fedsift.engine.local import parameters_of
+from fedsift.engine.local import labels_found, parameters_of
 from fedsift.engine.steps import StackedStep, Work
 from fedsift.engine.task import Diverged, Job, Results, Task, distinct
 from fedsift.seeding import torch_seed
@@ -171,9 +171,8 @@ class Stacked:
         self.task.model.eval()
         output = functional_call(self.task.model, parameters_of(self.task, w), (data,))
         loss = self.task.loss(output, labels).double() * len(data)
-        found = output.argmax(-1)
-        is_classes = not labels.is_floating_point() and found.shape == labels.shape
-        right = (found == labels).sum().double() if is_classes else torch.full_like(loss, torch.nan)
+        found = labels_found(output, labels)
+        right = torch.full_like(loss, torch.nan) if found is None else found.sum().double()
         return torch.stack([right, loss])
 
 

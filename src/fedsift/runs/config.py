@@ -14,6 +14,7 @@ import torch
 from fedsift.algorithms import Algorithm, find, settings_of
 from fedsift.data import shape_of
 from fedsift.models import default_model
+from fedsift.simulation import chosen_device
 
 Setting = float | int
 DEVICES = ("auto", "cpu", "cuda")
@@ -105,11 +106,9 @@ class RunConfig:
 
     def torch_device(self) -> str:
         """The device that is meant, ``auto`` resolved."""
-        if self.device == "auto":
-            return "cuda" if torch.cuda.is_available() else "cpu"
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("this machine has no usable CUDA device; use --device cpu")
-        return self.device
+        return str(chosen_device(self.device))
 
 
 def read_values(path: Path) -> dict[str, Any]:
