@@ -15,6 +15,7 @@ from filelock import FileLock
 from safetensors.torch import load_file
 
 import fedsift
+from fedsift import front
 from fedsift.algorithms import METHODS
 from fedsift.bench import Timing
 from fedsift.cli import main
@@ -303,6 +304,34 @@ def test_the_bare_command_shows_its_help_and_complains_of_nothing(capsys):
     said = capsys.readouterr()
     assert all(command in said.out for command in ("run", "resume", "compare"))
     assert said.err == ""
+
+
+def test_the_list_of_commands_is_what_the_commands_say_of_themselves(capsys):
+    told = []
+    for way_in in (main, front.main):
+        assert way_in(["--help"]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+    assert front.main([]) == 0
+    assert capsys.readouterr().out == told[0]
+
+
+@pytest.mark.parametrize("word", ["--version", "--help"])
+def test_what_needs_no_torch_does_not_wait_for_it(word):
+    words = [sys.executable, "-X", "importtime", "-m", "fedsift", word]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "fedsift" in done.stdout
+    assert "typer" in done.stderr
+    assert "torch" not in done.stderr
+
+
+def test_ctrl_c_while_something_is_loaded_ends_with_130_and_no_traceback(monkeypatch, capsys):
+    def interrupted(words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedsift.cli.main", interrupted)
+    assert front.main(["run"]) == 130
+    assert capsys.readouterr().err == ""
 
 
 # Bad input: exit code 2, one line that says what would be right, nothing written.

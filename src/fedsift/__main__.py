@@ -1,6 +1,6 @@
 """``python -m fedsift`` is the command ``fedsift``."""
 
-from fedsift.cli import main
+from fedsift.front import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -14,9 +14,7 @@ import click
 import typer
 from safetensors import SafetensorError
 
-import fedsift
 from fedsift.algorithms import METHODS
-from fedsift.bench import bench as time_rounds
 from fedsift.codec.inspect import dissect
 from fedsift.data.cli import app as data_app
 from fedsift.data.files import use_data_folder
@@ -25,6 +23,7 @@ from fedsift.engine.stacked import PRECISIONS
 from fedsift.engine.task import Diverged
 from fedsift.engine.torchrun import joined, rank
 from fedsift.federation import TooFewClients
+from fedsift.front import LOOKS, common
 from fedsift.models import MODELS
 from fedsift.options import Config, DataDir, Method, Out, merged, path, with_run_options
 from fedsift.reproduce.cli import reproduce
@@ -42,12 +41,8 @@ from fedsift.terminal import (
 )
 from fedsift.theory.cli import advise, bounds
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
+app = typer.Typer(**LOOKS)  # type: ignore[arg-type]
+app.callback()(common)
 
 frames = typer.Typer(no_args_is_help=True, help="Look into the frames that travel.")
 app.add_typer(frames, name="frame")
@@ -57,7 +52,6 @@ deployments = typer.Typer(no_args_is_help=True, help="Run a federation of real p
 app.add_typer(deployments, name="deploy")
 
 DIVERGED = 3
-INTERRUPTED = 130
 
 
 def main(words: list[str] | None = None) -> int:
@@ -76,8 +70,6 @@ def main(words: list[str] | None = None) -> int:
         return _fail(str(problem), DIVERGED)
     except (OSError, SafetensorError) as problem:
         return _fail(f"{problem}; a run that was stopped goes on with 'fedsift resume'", 1)
-    except (KeyboardInterrupt, click.Abort):
-        return _fail("stopped", INTERRUPTED)
 
 
 def _fail(message: str, code: int) -> int:
@@ -85,22 +77,6 @@ def _fail(message: str, code: int) -> int:
     if rank() == 0:  # the other ranks have nothing else to tell
         print(f"fedsift: {line}", file=sys.stderr)
     return code
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(f"fedsift {fedsift.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def common(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> None:
-    """Communication-efficient federated learning: FedAdam-SSM and its baselines."""
 
 
 @app.command()
@@ -282,6 +258,8 @@ def bench(
             raise ValueError(f"precision must be fp32, or on a GPU tf32 or bf16, got {precision!r}")
         if rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {rounds}")
+    from fedsift.bench import bench as time_rounds  # here, as it loads much
+
     timings = time_rounds(names, where, precision, rounds)
     if as_json:
         rows = [{**asdict(t), "ratio": t.ratio} for t in timings]

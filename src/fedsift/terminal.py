@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich import box
@@ -16,7 +16,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedsift.bench import Timing
 from fedsift.codec.frame import CHECKSUM_BYTES
 from fedsift.codec.header import PartHeader
 from fedsift.codec.inspect import Anatomy, above_limit
@@ -33,6 +32,9 @@ from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import begin, federation_of, go, summarise
 from fedsift.runs.tensorboard import logged
 from fedsift.simulation import Record
+
+if TYPE_CHECKING:
+    from fedsift.bench import Timing
 
 Run = tuple[RunFolder, RunConfig]
 out = Console()
