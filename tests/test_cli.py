@@ -9,8 +9,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 import torch
+import typer
 from filelock import FileLock
 from safetensors.torch import load_file
 
@@ -18,7 +20,7 @@ import fedsift
 from fedsift import front
 from fedsift.algorithms import METHODS
 from fedsift.bench import Timing
-from fedsift.cli import main
+from fedsift.cli import app, main
 from fedsift.data import DATASETS
 from fedsift.models import MODELS
 from fedsift.runs import RunConfig, RunFolder, federation_of
@@ -304,6 +306,27 @@ def test_the_bare_command_shows_its_help_and_complains_of_nothing(capsys):
     said = capsys.readouterr()
     assert all(command in said.out for command in ("run", "resume", "compare"))
     assert said.err == ""
+
+
+def commands_with_arguments(command, *words):
+    for name, each in command.commands.items():
+        if isinstance(each, click.Group):
+            yield from commands_with_arguments(each, *words, name)
+        elif any(isinstance(p, click.Argument) for p in each.params):
+            yield [*words, name], each
+
+
+def test_help_explains_every_argument(capsys, monkeypatch):
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 300)
+    found = dict.fromkeys(("resume", "report", "reproduce", "frame", "data"), 0)
+    for words, command in commands_with_arguments(typer.main.get_command(app)):
+        assert main([*words, "--help"]) == 0
+        said = capsys.readouterr().out
+        for argument in (p for p in command.params if isinstance(p, click.Argument)):
+            assert argument.help, f"{words}: {argument.name} (see click in pyproject.toml)"
+            assert argument.help in said
+            found[words[0]] += 1
+    assert all(found.values())
 
 
 def test_the_list_of_commands_is_what_the_commands_say_of_themselves(capsys):
