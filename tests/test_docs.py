@@ -1,6 +1,7 @@
 """The documentation is true: it builds, its Python runs, its command lines parse."""
 
 import csv
+import json
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 import typer
+from safetensors import safe_open
 
 from fedsift.algorithms import METHODS
 from fedsift.cli import app
@@ -180,10 +182,24 @@ def test_every_column_and_key_of_a_run_is_in_the_reference(tmp_path):
         assert f"`{column}`" in section(page, "A comparison's folder"), column
 
 
-def test_the_readme_names_every_method():
+def test_the_readme_and_the_reference_name_every_method():
     table = section(README, "Methods")
+    run = section(DOCS / "reference" / "command-line.md", "fedsift run")
+    (row,) = (line for line in run.splitlines() if line.startswith("| `--algorithm` |"))
     for name in METHODS:
         assert f"`{name}`" in table, name
+        assert f"`{name}`" in row, name
+
+
+def test_the_reference_has_every_key_of_a_checkpoint(tmp_path):
+    config = RunConfig.from_values({"rounds": 1, "clients": 2, "local_steps": 1})
+    folder, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
+    list(go(folder, federation, begin(folder, federation), config.rounds))
+    with safe_open(folder.checkpoint_file, "pt") as file:
+        metadata = file.metadata()
+    text = section(DOCS / "reference" / "run-folder.md", "checkpoint.safetensors")
+    for key in (*metadata, *json.loads(metadata["fedsift"])):
+        assert f"`{key}`" in text, key
 
 
 def test_the_readme_has_exactly_two_commands_to_start():

@@ -72,6 +72,11 @@ def test_a_model_for_samples_of_another_shape_is_refused_with_the_ones_that_fit(
         build("cnn", (1, 8, 8), seed=0)
 
 
+def test_where_no_model_fits_the_way_to_ones_own_is_said():
+    with pytest.raises(ValueError, match=r"3x5x5; choose one of: none here, or give your own"):
+        build("cnn", (3, 5, 5), seed=0)
+
+
 def test_an_unknown_model_is_refused_with_the_list_of_known_ones():
     with pytest.raises(ValueError, match=", ".join(MODELS)):
         build("resnet-1", (1, 8, 8), seed=0)

@@ -182,6 +182,7 @@ SMALL = ["--task", "cnn-fashion-mnist", "--setting", "iid", "--quick", "--rounds
 def test_table_1_is_made_with_csv_and_json_and_not_run_twice(here, capsys):
     words = ["reproduce", "table1", *SMALL, "--methods", "fedadam-ssm,onebit-adam"]
     assert main(words) == 0
+    assert not set(capsys.readouterr().out) & set("┃│…")  # it fits 80 columns
     runs, results = here / "runs" / "quick", here / "runs" / "quick" / "results"
     rows = list(csv.DictReader((results / "table1.csv").open()))
     assert [row["method"] for row in rows] == ["fedadam-ssm", "onebit-adam"]

@@ -421,4 +421,4 @@ def test_a_full_disk_ends_in_one_line(stopped, capsys, monkeypatch):
     assert main(["resume", str(stopped.path)]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert "No space left" in said
-    assert "resume" in said
+    assert said.endswith(f"; continue with: fedsift resume {stopped.path}")

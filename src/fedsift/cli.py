@@ -14,7 +14,6 @@ import click
 import typer
 from safetensors import SafetensorError
 
-from fedsift.algorithms import METHODS
 from fedsift.codec.inspect import dissect
 from fedsift.data.cli import app as data_app
 from fedsift.data.files import use_data_folder
@@ -25,7 +24,16 @@ from fedsift.engine.torchrun import joined, rank
 from fedsift.federation import TooFewClients
 from fedsift.front import LOOKS, common
 from fedsift.models import MODELS
-from fedsift.options import Config, DataDir, Method, Out, merged, path, with_run_options
+from fedsift.options import (
+    METHOD_NAMES,
+    Config,
+    DataDir,
+    Method,
+    Out,
+    merged,
+    path,
+    with_run_options,
+)
 from fedsift.reproduce.cli import reproduce
 from fedsift.runs.compare import configs_of, names_of
 from fedsift.runs.config import ConfigError, RunConfig
@@ -69,7 +77,7 @@ def main(words: list[str] | None = None) -> int:
     except (Diverged, TooFewClients, WorkerDied) as problem:
         return _fail(str(problem), DIVERGED)
     except (OSError, SafetensorError) as problem:
-        return _fail(f"{problem}; a run that was stopped goes on with 'fedsift resume'", 1)
+        return _fail(str(problem), 1)
 
 
 def _fail(message: str, code: int) -> int:
@@ -142,7 +150,7 @@ def compare(
     *,
     algorithms: Annotated[
         str | None,
-        typer.Option("--algorithms", help=f"Separated by commas, of: {', '.join(METHODS)}."),
+        typer.Option("--algorithms", help=f"Separated by commas, of: {METHOD_NAMES}."),
     ] = None,
     target: Annotated[
         float | None, typer.Option("--target", help="Test accuracy to reach, in (0, 1].")

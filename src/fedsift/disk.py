@@ -25,7 +25,11 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
     whole = {name: x.detach().contiguous() for name, x in tensors.items()}
     text = json.dumps(about)
     partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    partial.touch()
+    mode = partial.stat().st_mode  # as the umask has it; safetensors' own is the owner's alone
     save_file(whole, partial, metadata={"fedsift": text, "digest": digest(text, whole)})
+    partial.chmod(mode)
     settle(partial, path)
 
 

@@ -17,6 +17,7 @@ from fedsift.data.files import use_data_folder
 from fedsift.models import MODELS
 from fedsift.runs.config import ConfigError, RunConfig, check_type, read_values
 
+METHOD_NAMES = ", ".join(sorted(METHODS))
 MODEL_HELP = (
     f"Model: {', '.join(MODELS)}; auto picks one that fits the data; your own as "
     "package.module:factory."
@@ -102,7 +103,11 @@ def path(text: str) -> Path:
 
 Method = Annotated[
     str | None,
-    typer.Option("--algorithm", help=f"One of: {', '.join(METHODS)}.", show_default="fedadam-ssm"),
+    typer.Option(
+        "--algorithm",
+        help=f"One of: {METHOD_NAMES}.",
+        show_default="fedadam-ssm",
+    ),
 ]
 Config = Annotated[
     Path | None, typer.Option("--config", help="A TOML file of the same keys; flags win over it.")

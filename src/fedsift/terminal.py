@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from safetensors import SafetensorError
 
 from fedsift.codec.frame import CHECKSUM_BYTES
 from fedsift.codec.header import PartHeader
@@ -26,6 +28,7 @@ from fedsift.federation import Federation
 from fedsift.report.collect import Shown, find_runs, read_run
 from fedsift.report.figures import accuracy_figure
 from fedsift.report.html import report_on, write_report
+from fedsift.report.tables import number_of
 from fedsift.runs.compare import MIBIT, Row, csv_of, table_of
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
@@ -43,11 +46,15 @@ err = Console(stderr=True)
 
 @contextmanager
 def user_input() -> Iterator[None]:
-    """Inside, a ValueError is the user's to mend, not a bug of ours."""
+    """Inside, a ValueError is the user's to mend, not a bug of ours.
+
+    The option that it begins with is named as it is spelt on the command line.
+    """
     try:
         yield
     except ValueError as problem:
-        raise click.ClickException(str(problem)) from None
+        text = re.sub(r"^\w+(?= must )", lambda name: name[0].replace("_", "-"), str(problem))
+        raise click.ClickException(text) from None
 
 
 def carry_out(folder: RunFolder, config: RunConfig, federation: Federation) -> None:
@@ -82,7 +89,7 @@ def carry_out_report(paths: Sequence[Path], path: Path) -> None:
     for folder in map(str, find_runs(paths)):
         if folder not in shown:
             print(f"{folder} is left out: another has its settings and its seed", file=sys.stderr)
-    err.print(f"{len(runs)} run{'s' if len(runs) > 1 else ''}", highlight=False)
+    err.print(number_of(len(runs), "run"), highlight=False)
     say_where("report", path)
 
 
@@ -132,12 +139,12 @@ def told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
     except KeyboardInterrupt:
         print(f"continue with: fedsift resume {folder.path}", file=sys.stderr)
         raise
-    except WorkerDied as problem:
-        kept = f"; continue with: fedsift resume {folder.path}"
-        raise WorkerDied(str(problem) + kept) from None
+    except (OSError, SafetensorError, WorkerDied) as problem:
+        raise type(problem)(f"{problem}; continue with: fedsift resume {folder.path}") from None
     except Diverged as problem:
-        kept = f"; the last good checkpoint is in {folder.path}; try a smaller --lr"
-        raise Diverged(str(problem) + kept) from None
+        good = len(folder.history())
+        kept = f"; the checkpoint of round {good} is in {folder.path}" if good else ""
+        raise Diverged(f"{problem}{kept}; try a smaller --lr") from None
 
 
 @contextmanager
@@ -201,8 +208,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     table.add_column()
     rows = {
         "model": f"{summary['model']}, {summary['parameters']:,} parameters",
-        "federation": f"{summary['clients']} clients, {summary['rounds']} rounds, "
-        f"{summary['partition']} data",
+        "federation": f"{number_of(summary['clients'], 'client')}, "
+        f"{number_of(summary['rounds'], 'round')}, data {summary['partition']}",
         "final accuracy": percent(summary["final_accuracy"]),
         "best accuracy": percent(summary["best_accuracy"]),
         "uplink a client": f"{summary['uplink_bytes'] / 1e6:.2f} MB sent; "
@@ -243,6 +250,7 @@ def plain_table(title: str, show_header: bool = True) -> Table:
         title=title,
         title_style="bold",
         title_justify="left",
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         show_header=show_header,
     )
@@ -302,7 +310,7 @@ def say_where(what: str, path: Path) -> None:
 def show_timings(timings: Iterable[Timing]) -> None:
     """Print how long a round takes, a table a model as soon as it is known."""
     for t in timings:
-        table = Table(title=f"{t.model}, {t.parameters:,} parameters, {t.device} in {t.precision}")
+        table = plain_table(f"{t.model}, {t.parameters:,} parameters, {t.device} in {t.precision}")
         table.add_column("a round of 20 clients x 30 steps x 64 samples")
         table.add_column("seconds", justify="right")
         table.add_column("of a round", justify="right")

@@ -172,7 +172,7 @@ def find(name: str) -> Callable[..., Algorithm]:
     ValueError: unknown algorithm 'adam'; choose one of: ...
     """
     if name not in METHODS:
-        raise ValueError(f"unknown algorithm {name!r}; choose one of: {', '.join(METHODS)}")
+        raise ValueError(f"unknown algorithm {name!r}; choose one of: {', '.join(sorted(METHODS))}")
     return METHODS[name]
 
 

@@ -7,20 +7,16 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import click
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.table import Table
 
 from fedsift.data.download import fetch, state_of
 from fedsift.data.files import data_folder, find, use_data_folder
-from fedsift.data.sets import DATASETS, digest_of
+from fedsift.data.sets import DATASETS, digest_of, shape_of
 from fedsift.data.sources import SOURCES, Download, Source
 from fedsift.options import DataDir
+from fedsift.terminal import err, out, plain_table, user_input
 
-out = Console()
-err = Console(stderr=True)
 app = typer.Typer(no_args_is_help=True, help="Get and check the data sets.")
 
 Name = Annotated[str, typer.Argument(help=f"One of: {', '.join(DATASETS)}.")]
@@ -33,7 +29,7 @@ def list_sets(data_dir: DataDir = None) -> None:
     Example: `fedsift data list --data-dir data`
     """
     use_data_folder(data_dir)
-    table = Table(title=f"Data sets, in {data_folder()}", title_justify="left")
+    table = plain_table(f"data sets, in {data_folder()}")
     for heading in ("name", "samples of", "download", "is here"):
         table.add_column(heading)
     for name, entry in DATASETS.items():
@@ -119,8 +115,6 @@ def check(name: Name, data_dir: DataDir = None) -> None:
 def source_of(name: str, data_dir: Path | None) -> Source | None:
     """The source of a data set, to be had in that folder; None for one that needs no download."""
     use_data_folder(data_dir)
-    if name not in DATASETS:
-        raise click.ClickException(
-            f"unknown dataset {name!r}; choose one of: {', '.join(DATASETS)}"
-        )
+    with user_input():
+        shape_of(name)  # refuses an unknown name
     return SOURCES.get(name)

@@ -113,8 +113,9 @@ def _entry(name: str, shape: tuple[int, ...]) -> Entry:
     if entry.shape != shape:
         fitting = [other for other, e in MODELS.items() if e.shape == shape]
         raise ValueError(
-            f"model {name!r} takes samples of shape {_times(entry.shape)}, this dataset's are "
-            f"{_times(shape)}; choose one of: {', '.join(fitting)}"
+            f"model {name!r} takes samples of shape {_times(entry.shape)}, these are "
+            f"{_times(shape)}; choose one of: {', '.join(fitting) or 'none here'}, or give your "
+            "own as package.module:factory"
         )
     return entry
 

@@ -113,12 +113,12 @@ def about(task: Task) -> str:
     if len(counts) == 1:
         words[0] += f" ({counts.pop():,} parameters)"
     if "clients" in same:
-        words.append(f"{same['clients']} clients")
+        words.append(tables.number_of(same["clients"], "client"))
     if "partition" in same:
         theta = f" (θ = {same['theta']})" if "theta" in same else ""
-        words.append(f"{same['partition']} data{theta}")
+        words.append(f"data {same['partition']}{theta}")
     if "rounds" in same:
-        words.append(f"{same['rounds']} rounds")
+        words.append(tables.number_of(same["rounds"], "round"))
     return " · ".join(words)
 
 

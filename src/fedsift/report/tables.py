@@ -170,3 +170,12 @@ def str_of(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def number_of(n: Any, thing: str) -> str:
+    """Some things, in words.
+
+    >>> number_of(1, "round"), number_of(1000, "client"), number_of("1", "seed")
+    ('1 round', '1,000 clients', '1 seed')
+    """
+    return f"{str_of(n)} {thing}{'' if str_of(n) == '1' else 's'}"

@@ -149,10 +149,10 @@ def masks_in_words(shared: int, union: int, kept: int, clients: int, d: int) -> 
     >>> masks_in_words(shared=4, union=6, kept=8, clients=2, d=12)
     {'kept': 4.0, 'overlap': 0.5, 'union': 0.5}
     """
-    of_a_pair = kept / clients * clients * (clients - 1)
+    of_all_pairs = kept * (clients - 1)
     return {
         "kept": kept / clients,
-        "overlap": shared / of_a_pair if of_a_pair else None,
+        "overlap": shared / of_all_pairs if of_all_pairs else None,
         "union": union / d,
     }
 

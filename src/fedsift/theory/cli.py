@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any
 
-import click
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fedsift.data.files import use_data_folder
 from fedsift.options import DataDir
 from fedsift.runs.config import RunConfig
+from fedsift.terminal import err, out, plain_table, user_input
 from fedsift.theory.calibration import Advice, calibration_task
 from fedsift.theory.calibration import advise as calibrate
 from fedsift.theory.convergence import (
@@ -29,19 +27,7 @@ from fedsift.theory.deviation import deviation_coefficients, travel_log_bound
 from fedsift.theory.order import beta2_limit, coefficient_order
 from fedsift.theory.sharper import sharper_coefficients
 
-out = Console()
-err = Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-
-
-@contextmanager
-def user_input() -> Iterator[None]:
-    """Inside, a ValueError is the user's to mend; it names options as they are spelt here."""
-    try:
-        yield
-    except ValueError as problem:
-        name, _, rest = str(problem).partition(" ")
-        raise click.ClickException(f"{name.replace('_', '-')} {rest}") from None
 
 
 def option(flag: str, text: str) -> Any:
@@ -151,7 +137,7 @@ def deviation_table(found: dict[str, Any]) -> Table:
 
 def order_table(where: dict[str, Any]) -> Table:
     """Proposition 1: its condition, and the truth."""
-    table = Table(title="Proposition 1: Γ > Θ > Λ", show_header=False)
+    table = plain_table("Proposition 1: Γ > Θ > Λ", show_header=False)
     table.add_row("β₂ below the limit", f"{yes(where['condition'])} ({where['beta2_limit']:.6f})")
     table.add_row("Γ > Θ", yes(where["gamma_over_theta"]))
     table.add_row("Θ > Λ", yes(where["theta_over_lambda"]))
@@ -177,7 +163,7 @@ def convergence_table(found: dict[str, Any]) -> Table:
 
 def empty(title: str, headings: tuple[str, ...]) -> Table:
     """A table of numbers whose rows have names."""
-    table = Table(title=title)
+    table = plain_table(title)
     table.add_column("")
     for heading in headings:
         table.add_column(heading, justify="right")
@@ -233,8 +219,8 @@ def advise(
         "dataset": dataset, "model": model, "clients": clients, "partition": partition,
         "theta": theta, "batch_size": batch_size, "seed": seed,
     }  # fmt: skip
-    use_data_folder(data_dir)
     with user_input():
+        use_data_folder(data_dir)
         advice = calibrate(
             calibration_task(RunConfig.from_values(values)), budget_mibit=budget_mbit,
             target=target, rounds=calibration_rounds,
@@ -257,7 +243,7 @@ def command_line(values: dict[str, Any], advice: Advice) -> str:
 
 def show(advice: Advice, command: str) -> None:
     """An advice for the eye."""
-    table = Table(title="advice", show_header=False)
+    table = plain_table("advice", show_header=False)
     choice = advice.choice
     table.add_row("local steps", str(choice.local_steps))
     table.add_row("learning rate", f"{choice.lr:g}")
