@@ -22,7 +22,7 @@ from fedsift.engine.stacked import PRECISIONS
 from fedsift.engine.task import Diverged
 from fedsift.engine.torchrun import joined, rank
 from fedsift.federation import TooFewClients
-from fedsift.front import LOOKS, common
+from fedsift.front import empty_app
 from fedsift.models import MODELS
 from fedsift.options import (
     METHOD_NAMES,
@@ -49,8 +49,7 @@ from fedsift.terminal import (
 )
 from fedsift.theory.cli import advise, bounds
 
-app = typer.Typer(**LOOKS)  # type: ignore[arg-type]
-app.callback()(common)
+app = empty_app()
 
 frames = typer.Typer(no_args_is_help=True, help="Look into the frames that travel.")
 app.add_typer(frames, name="frame")

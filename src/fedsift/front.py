@@ -12,12 +12,6 @@ import typer
 
 import fedsift
 
-LOOKS = {
-    "add_completion": False,
-    "no_args_is_help": True,
-    "pretty_exceptions_enable": False,
-    "rich_markup_mode": "markdown",
-}
 COMMANDS = {
     "run": "Train a federation.",
     "resume": "Continue a stopped run; the result is bit for bit that of an unbroken one.",
@@ -50,10 +44,21 @@ def main(words: list[str] | None = None) -> int:
 
 def listing() -> typer.Typer:
     """The commands by their names and first lines alone."""
-    app = typer.Typer(**LOOKS)  # type: ignore[arg-type]
-    app.callback()(common)
+    app = empty_app()
     for name, line in COMMANDS.items():
         app.command(name, help=line)(lambda: None)
+    return app
+
+
+def empty_app() -> typer.Typer:
+    """The command ``fedsift``, yet without commands."""
+    app = typer.Typer(
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+    )
+    app.callback()(common)
     return app
 
 
