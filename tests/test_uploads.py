@@ -129,7 +129,7 @@ def test_the_bytes_of_every_method_add_up_to_what_the_metrics_say(name, tmp_path
     lines = folder.uploads()
     sent = sum(sum(line["bytes"].values()) for line in lines)
     assert sent / config.clients == history[-1]["uplink_bytes"]
-    is_sparse = "density" in federation.algorithm.settings
+    is_sparse = "density" in federation.algorithm.settings or name == "fedadamw"  # its blocks of V
     assert all(bool(line["masks"]) == is_sparse == ("mask" in line["bytes"]) for line in lines)
     assert all(line["magnitudes"] for line in lines)
 
