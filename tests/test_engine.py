@@ -2,9 +2,12 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from multiprocessing import active_children
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,7 +80,7 @@ def test_ranks_are_the_reference_bit_for_bit(name, processes):
         for key, x in memory.items():
             assert torch.equal(ours.client_memory[n][key], x)
     if parallel.engine.processes > 1:  # beside a GPU, a process that trained cannot be forked
-        assert len(parallel.engine.pipes) == processes
+        assert len(parallel.engine.crew.processes) == processes
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -95,7 +98,7 @@ def test_small_work_starts_no_process(monkeypatch):
     monkeypatch.setattr(ranks, "WORTHWHILE", 60.0)
     fed = federation()
     rounds(fed, 1)
-    assert fed.engine.pipes == []
+    assert fed.engine.crew is None
 
 
 def test_a_divergence_in_a_process_is_told_and_the_engine_goes_on():
@@ -131,6 +134,62 @@ def test_a_killed_process_ends_the_round_with_a_clear_message():
         os.kill(child.pid, signal.SIGKILL)
     with pytest.raises(WorkerDied, match="died"):
         fed.play(before)
+
+
+@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+def test_a_process_that_is_dead_already_is_told_of_too_and_the_engine_starts_anew():
+    fed = federation(participation=1.0, dropout=0.0)
+    before, _ = fed.play(fed.first())
+    child = next(iter(fed.engine.crew.processes.values()))
+    child.kill()
+    child.join()  # nobody reads at the other end of its pipe now
+    with pytest.raises(WorkerDied, match="died"):
+        fed.engine.evaluate(before.state.w)
+    again, _ = fed.play(before)
+    assert fed.engine.idle()
+    expected, _ = replace(fed, engine=Reference(fed.task)).play(before)
+    assert torch.equal(again.state.w, expected.state.w)
+
+
+@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+def test_a_round_that_was_left_does_not_disturb_the_next():
+    fed = federation(participation=1.0, dropout=0.0)
+    start = fed.first()
+    fed.engine.start()
+    job = Job(1, fed.algorithm.phase(1), start.state, (4, 3, 2, 1, 0), {n: {} for n in range(5)})
+    left = fed.engine.train(job)
+    next(left)  # the others are at work, and nobody will ask for their results
+    ours, _ = fed.play(start)
+    theirs, _ = replace(fed, engine=Reference(fed.task)).play(start)
+    assert torch.equal(ours.state.w, theirs.state.w)
+    left.close()
+    assert fed.engine.idle()
+
+
+@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+def test_ctrl_c_does_not_wait_for_clients_that_train(tmp_path):
+    (tmp_path / "wait").touch()
+    here = Path(__file__).parent
+    process = subprocess.Popen(
+        [sys.executable, str(here / "interrupted.py"), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE, text=True,
+        # Without this it would ignore Ctrl-C where the tests themselves run in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        while len(begun := list(tmp_path.glob("*.pid"))) < 2:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        assert process.stdout.readline() == "interrupted\n"
+        assert time.monotonic() - began < 2
+        assert process.communicate(timeout=60)[0] == "the same\n"
+    finally:
+        process.kill()
+        process.wait()
+    assert not [path for path in begun if Path(f"/proc/{path.stem}").exists()]
 
 
 @pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
@@ -248,7 +307,7 @@ def test_processes_that_cannot_train_leave_the_work_here(monkeypatch):
     fed = federation()
     ours, _ = rounds(fed, 2)
     theirs, _ = rounds(replace(fed, engine=Reference(fed.task)), 2)
-    assert fed.engine.pipes == []
+    assert fed.engine.crew is None
     assert torch.equal(ours.state.w, theirs.state.w)
 
 
@@ -258,7 +317,7 @@ def test_beside_a_gpu_processes_are_forked_before_anything_is_trained(monkeypatc
     fed = federation(participation=1.0)
     monkeypatch.setattr(fed.engine.here, "train", lambda job: pytest.fail("trained here"))
     fed.play(fed.first())
-    assert len(fed.engine.pipes) == 2
+    assert len(fed.engine.crew.processes) == 2
 
 
 def test_a_method_may_keep_the_gradients_that_it_is_given():

@@ -7,6 +7,7 @@ on in the cohort's, which makes the result that of the reference engine, bit for
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -14,11 +15,13 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 import torch
 from torch import Tensor
@@ -43,23 +46,23 @@ class Ranks:
         self.task, self.algorithm = task, algorithm
         self.processes = cores() if processes is None else processes
         self.here = Reference(task)
-        self.pipes: list[Connection] = []
+        self.crew: Crew | None = None
 
     def train(self, job: Job) -> Iterator[ClientResult]:
         """Every cohort member's result, in the cohort's order."""
-        waiting = deque(job.cohort)
-        if torch.cuda.is_available() and not self.pipes and len(waiting) > 1:
-            self.start()  # now or never: beside a GPU, a process that trained cannot be forked
-        while waiting and not self.pipes:
+        waiting, crew = deque(job.cohort), self.idle()
+        if torch.cuda.is_available() and not crew and len(waiting) > 1:
+            crew = self.start()  # now or never: beside a GPU, whoever trained cannot be forked
+        while waiting and not crew:
             began = time.perf_counter()
             yield from self.here.train(replace(job, cohort=(waiting.popleft(),)))
             if (time.perf_counter() - began) * len(waiting) > WORTHWHILE:
-                self.start()
-        if not waiting:
+                crew = self.start()
+        if not waiting or not crew:
             return
-        self._tell_all(Message({"do": "begin", "round": job.round}, job.state._asdict()))
+        begin = Message({"do": "begin", "round": job.round}, job.state._asdict())
         requests = (Message({"do": "train", "client": n}, job.memory[n]) for n in waiting)
-        for client, reply in zip(waiting, self._in_order(requests), strict=True):
+        for client, reply in zip(waiting, crew.ask(begin, requests), strict=True):
             update = decode(reply.frame, self.task.layout, Limits(max_abs=float("inf")))
             yield ClientResult(
                 client, update, reply.tensors, reply.words["loss"], size=len(reply.frame)
@@ -67,80 +70,121 @@ class Ranks:
 
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
         """Accuracy (for class labels) and mean loss on the test set, a chunk a request."""
-        if not self.pipes:
+        if not (crew := self.idle()):
             return self.here.evaluate(w)
-        self._tell_all(Message({"do": "weights"}, {"w": w}))
         requests = (Message({"do": "score", "chunk": chunk}) for chunk in chunks_of(self.task))
-        replies = [reply.words for reply in self._in_order(requests)]
+        replies = [m.words for m in crew.ask(Message({"do": "weights"}, {"w": w}), requests)]
         return total_score(self.task, [(words["right"], words["loss"]) for words in replies])
 
-    def start(self) -> None:
+    def idle(self) -> Crew | None:
+        """The processes, if there are any and all of them wait for work."""
+        return self.crew if self.crew and self.crew.is_idle else None
+
+    def start(self) -> Crew | None:
         """Fork the processes; they end with this one, or when the engine is thrown away.
 
         If they cannot train, or there is but one core, all work stays here.
         """
         if self.processes < 2:
-            return
+            return None
+        if self.crew:
+            self.crew.end()
+        self.crew = Crew(self.processes, self.task, self.algorithm)
+        if not self.crew.can_train:
+            self.crew, self.processes = None, 1
+        return self.crew
+
+
+class Crew:
+    """Forked processes, the pipes to them, and which of them owe a reply to what."""
+
+    def __init__(self, size: int, task: Task, algorithm: Algorithm) -> None:
+        self.processes: dict[Connection, BaseProcess] = {}
+        self.busy: dict[Connection, int] = {}
+        weakref.finalize(self, close_all, self.processes)
         context = get_context("fork")
-        for _ in range(self.processes):
+        for _ in range(size):
             ours, theirs = context.Pipe()
-            arguments = (theirs, [*self.pipes, ours], self.task, self.algorithm)
-            context.Process(target=serve, args=arguments, daemon=True).start()
+            arguments = (theirs, [*self.processes, ours], task, algorithm)
+            self.processes[ours] = context.Process(target=serve, args=arguments, daemon=True)
+            self.processes[ours].start()
             theirs.close()
-            self.pipes.append(ours)
-        weakref.finalize(self, close_all, self.pipes)
-        if not all(_receive(pipe).words["ready"] for pipe in self.pipes):
-            close_all(self.pipes)
-            self.pipes.clear()
-            self.processes = 1
+        self.can_train = all(_receive(pipe).words["ready"] for pipe in self.processes)
 
-    def _tell_all(self, message: Message) -> None:
-        for pipe in self.pipes:
-            message.send(pipe)
+    @property
+    def is_idle(self) -> bool:
+        """Whether all wait for work: nobody was ended, or left alone with a request."""
+        return bool(self.processes) and not self.busy
 
-    def _in_order(self, requests: Iterator[Message]) -> Iterator[Message]:
-        """Replies in the requests' order; each process gets a new request when it is free."""
-        queue = enumerate(requests)
-        busy: dict[Connection, int] = {}
-        done: dict[int, Message] = {}
+    def ask(self, news: Message, requests: Iterator[Message]) -> Iterator[Message]:
+        """Tell everyone the news; then replies in the requests' order, each by who is free.
+
+        Whoever still owes a reply when this ends, by Ctrl-C or otherwise, works for nobody: then
+        all are ended.
+        """
+        queue, done = enumerate(requests), dict[int, Message]()
+        busy = self.busy = dict.fromkeys(self.processes, -1)
 
         def give(pipe: Connection) -> None:
             for number, request in queue:
                 busy[pipe] = number
-                request.send(pipe)
-                break
+                _send(pipe, request)
+                return
+            del busy[pipe]
 
-        def take() -> None:
-            for pipe in connection.wait(list(busy)):
-                assert isinstance(pipe, Connection)
-                done[busy.pop(pipe)] = _receive(pipe)
-                give(pipe)
-
-        for pipe in self.pipes:
-            give(pipe)
         try:
+            for pipe in self.processes:
+                _send(pipe, news)
+                give(pipe)
             for number in count():
                 while number not in done and busy:
-                    take()
+                    for pipe in ready(busy):
+                        done[busy[pipe]] = _receive(pipe)
+                        give(pipe)
                 if number not in done:
                     return
                 yield checked(done.pop(number))
         finally:
-            queue = enumerate(())
-            while busy:
-                take()
+            if busy:
+                self.end()
+
+    def end(self) -> None:
+        """End the processes at once, whatever they are at."""
+        for process in self.processes.values():
+            process.kill()
+            process.join()
+        close_all(self.processes)
+        self.processes.clear()
+
+
+def ready(pipes: Iterable[Connection]) -> list[Connection]:
+    """Wait until there is something to read, and say where."""
+    return [pipe for pipe in connection.wait(list(pipes)) if isinstance(pipe, Connection)]
+
+
+@contextmanager
+def _alive() -> Iterator[None]:
+    """Inside, a process that cannot be reached is told of in one line."""
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        raise WorkerDied("a process of the CPU engine died: was it out of memory?") from None
+
+
+def _send(pipe: Connection, message: Message) -> None:
+    with _alive():
+        message.send(pipe)
 
 
 def _receive(pipe: Connection) -> Message:
-    try:
+    with _alive():
         return Message.receive(pipe)
-    except (EOFError, ConnectionError):
-        raise WorkerDied("a process of the CPU engine died: was it out of memory?") from None
 
 
 def serve(pipe: Connection, others: list[Connection], task: Task, algorithm: Algorithm) -> None:
     """A process's life: do what the pipe says until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that talks to people
+    gc.freeze()  # what was left to collect at the fork is not for this process to end
     for other in others:
         other.close()  # or the pipe would not close with the process at its other end
     torch.set_num_threads(1)
@@ -218,7 +262,7 @@ def cores() -> int:
     return max(1, len(os.sched_getaffinity(0)) // beside)
 
 
-def close_all(pipes: list[Connection]) -> None:
+def close_all(pipes: Iterable[Connection]) -> None:
     """Let the processes at the other ends go."""
     for pipe in pipes:
         pipe.close()
