@@ -1,6 +1,8 @@
 """What clients keep, on the disk: the same bits as in memory, however a run is stopped."""
 
+import gc
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,6 +114,24 @@ def test_a_slot_is_used_again_once_nobody_refers_to_it():
         memories = memories.replaced({7: memories.keep(memory)})
         assert memories[7]["residual"].tolist() == [[value] * 3]
     assert file.slots == 2
+
+
+@pytest.mark.filterwarnings("error")  # of what happens when half an object is thrown away, too
+def test_a_file_that_cannot_be_opened_is_told_of_once(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        SlotFile(("residual",), torch.zeros(3), tmp_path / "nowhere" / "memory.bin")
+    gc.collect()
+
+
+def test_a_file_is_closed_when_nobody_refers_to_it():
+    def is_open(handle):
+        return Path(f"/proc/self/fd/{handle}").exists()
+
+    file = SlotFile(("residual",), torch.zeros(3))
+    handle = file.handle
+    assert is_open(handle)
+    del file
+    assert not is_open(handle)
 
 
 def test_simulations_keep_much_on_the_disk_too(much):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -100,11 +101,9 @@ class SlotFile:
                 self.handle = os.dup(file.fileno())
         else:
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        weakref.finalize(self, os.close, self.handle)
         self.free: list[int] = []
         self.slots = 0
-
-    def __del__(self) -> None:
-        os.close(self.handle)
 
     def put(self, memory: Memory) -> Slot:
         """Write a memory to a free slot."""
