@@ -170,6 +170,7 @@ def quick_run(tmp_path_factory):
 
 def test_a_run_leaves_its_files_and_nothing_half_written(quick_run):
     assert {path.name for path in quick_run.iterdir()} == {
+        ".lock",
         "config.toml",
         "metrics.jsonl",
         "uploads.jsonl",

@@ -43,6 +43,11 @@ class RunFolder:
         return self.path / "config.toml"
 
     @property
+    def lock_file(self) -> Path:
+        """Empty, and never replaced: whoever is at work in the folder has it locked."""
+        return self.path / ".lock"
+
+    @property
     def metrics_file(self) -> Path:
         """One JSON object a round."""
         return self.path / "metrics.jsonl"
@@ -76,10 +81,12 @@ class RunFolder:
     def create(cls, path: Path, config: RunConfig) -> RunFolder:
         """A new run's folder; refuses one that holds a run."""
         folder = cls(path)
-        folder.require_free()
+        folder.require_free()  # here, lest a lock is left in a folder that is refused
         try:
             path.mkdir(parents=True, exist_ok=True)
-            replace_file(folder.config_file, config.toml().encode())
+            with folder.locked():
+                folder.require_free()
+                replace_file(folder.config_file, config.toml().encode())
         except OSError as problem:
             raise ConfigError(f"cannot write to the folder {path}: {problem.strerror}") from None
         return folder
@@ -121,7 +128,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep every other process out of the run while this one is at it."""
-        with self.config_file.open() as file:
+        with self.lock_file.open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
