@@ -159,10 +159,20 @@ class Federation:
     def open_inbox(self, job: Job, memories: Memories) -> Inbox:
         """Where the round's uploads arrive."""
         base = self.base_of(job.state)
+        limits, spec = self.limits(job, base), self.spec(job.round, base)
+        return Inbox(self, spec, limits, Sum(job.state), memories)
+
+    def limits(self, job: Job, base: bytes) -> Limits:
+        """What every upload of a round must be like."""
         shape = self.expected_shape(job) if self.wire is not counted else None
         name = self.algorithm.name
-        limits = Limits(run=self.run_id, base=base, round=job.round, algorithm=name, shape=shape)
-        return Inbox(self, self.spec(job.round, base), limits, Sum(job.state), memories)
+        return Limits(run=self.run_id, base=base, round=job.round, algorithm=name, shape=shape)
+
+    def opened(self, reply: Received, limits: Limits) -> Update:
+        """What a client elsewhere has sent, or a :class:`FrameError`."""
+        most = self.task.batch_size or self.most_samples
+        limits = replace(limits, client=reply.client, max_weight=most)
+        return decode(reply.frame, self.task.layout, limits)
 
     def expected_shape(self, job: Job) -> Shape:
         """What every honest upload of this round looks like, found by sending nothing at all."""
@@ -295,15 +305,12 @@ class Inbox:
 
     def _carry(self, reply: ClientResult | Received, spec: Spec) -> tuple[Update, int]:
         federation = self.federation
-        limits = replace(self.limits, client=reply.client)
         if isinstance(reply, Received):
-            most = federation.task.batch_size or federation.most_samples
-            limits = replace(limits, max_weight=most)
-            return decode(reply.frame, spec.layout, limits), len(reply.frame)
+            return federation.opened(reply, self.limits), len(reply.frame)
         if reply.size is not None and federation.wire is counted:
             return reply.update, reply.size
         weight = float(federation.task.weight(reply.client))
-        limits = replace(limits, weight=weight)
+        limits = replace(self.limits, client=reply.client, weight=weight)
         return federation.wire(reply.update, spec, limits)
 
     def _size(self, reply: ClientResult | Received, spec: Spec) -> int:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,10 +16,9 @@ from fedsift import algorithms
 from fedsift.adam import adam_step
 from fedsift.algorithms import METHODS, settings_of
 from fedsift.federation import TooFewClients
-from fedsift.flower import FedSift, client_app
-from fedsift.flower import strategy as strategy_module
+from fedsift.flower import FedSift, client_app, exchange
 from fedsift.flower.client import deadline
-from fedsift.flower.protocol import Answer, Malformed
+from fedsift.flower.protocol import Answer, Malformed, packed
 from fedsift.flower.store import Kept, Store
 from fedsift.runs.config import ConfigError
 from fedsift.vector import Layout, Moments
@@ -40,7 +40,7 @@ def load_data(partition, partitions):
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch):
-    monkeypatch.setattr(strategy_module, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(exchange, "POLL_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -249,6 +249,94 @@ def test_a_client_of_another_algorithm_or_model_is_named(place):
 def test_a_malformed_answer_is_refused(records):
     with pytest.raises(Malformed):
         Answer.read(RecordDict(records))
+
+
+def evil(grid, say, nodes=(100,)):
+    """Let some nodes say what they like; it is made of their honest answer."""
+    honest = grid.answer
+
+    def answer(node, node_id, message):
+        reply = honest(node, node_id, message)
+        if node_id not in nodes:
+            return reply
+        return Message(say(Answer.read(reply.content)), reply_to=message)
+
+    grid.answer = answer
+    return grid
+
+
+def lie(**words):
+    """An answer with other words; its frame is there also where it is empty."""
+
+    def say(answer):
+        answer = replace(answer, **words)
+        frame = ArrayRecord({"update": packed(answer.frame)})
+        return RecordDict({**answer.records(), "frame": frame})
+
+    return say
+
+
+def test_an_empty_frame_is_a_problem_of_its_client_alone(place):
+    strategy, grid = place.strategy(), place.grid()
+    start(strategy, grid, 1)
+    start(strategy, evil(grid, lie(frame=b"")), 2)
+    record = place.history()[1]
+    assert (record["clients"], record["problems"]) == (CLIENTS - 1, {"0": "its frame is empty"})
+
+
+def test_only_updates_that_are_merged_are_enough(place):
+    grid = evil(place.grid(), lie(frame=b"junk" * 9), nodes=(100, 102))
+    start(place.strategy(min_clients=3, enough=3), grid, 1)
+    record = place.history()[0]
+    assert (record["clients"], record["rejected"]) == (3, 2)
+
+
+def test_an_update_that_nobody_asked_for_is_not_one_of_those_that_are_enough(place):
+    junk = lie(outcome="update", frame=b"junk" * 9)
+
+    def say(answer):
+        return junk(answer) if answer.outcome == "absent" else answer.records()
+
+    grid = evil(place.grid(), say, nodes=range(100, 100 + CLIENTS))
+    start(place.strategy(participation=0.6, enough=3), grid, 1)
+    record = place.history()[0]
+    assert (record["clients"], record["rejected"]) == (3, 0)
+    assert all("which is not due" in problem for problem in record["problems"].values())
+
+
+def test_too_few_updates_are_told_with_the_right_reason(place):
+    grid = place.grid()
+    grid.silent = {103, 104}
+    with pytest.raises(TooFewClients, match=r"client 3: no reply within 0.5 s; client 4: no reply"):
+        start(place.strategy(min_clients=4), grid, 1, timeout=0.5)
+
+
+def test_who_says_again_that_it_is_behind_is_not_sent_everything_again(place):
+    grid = place.grid()
+    start(place.strategy(), grid, 1)
+    evil(grid, lie(outcome="behind", frame=b""))
+    start(place.strategy(), grid, 3)
+    said = "it says that it is behind, but it was sent everything"
+    assert [record["problems"] for record in place.history()[1:]] == [{"0": said}] * 2
+    assert grid.nodes[100].kinds == ["full"] * 3
+
+
+def test_what_a_client_says_reaches_no_terminal_as_it_is(place):
+    rude = "\x1b[2J\x1b[31mowned\n[ROUND 99]\u202e" + "!" * 999
+    grid = evil(place.grid(), lie(outcome="failed", reason=rude))
+    grid.nodes[101].app = raising(rude)
+    start(place.strategy(), grid, 1)
+    said = place.history()[0]["problems"]
+    assert "owned" in said["0"]
+    assert "owned" in said["node 101"]
+    assert all(reason.isprintable() and len(reason) <= 200 for reason in said.values())
+
+
+def raising(words):
+    def app(message, context):
+        raise RuntimeError(words)
+
+    return app
 
 
 def test_a_client_s_file_survives_a_crash_and_shows_damage(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -71,7 +70,7 @@ class Orders:
 
     federation: Deployment
     snapshot: Snapshot
-    nodes: Mapping[int, Node]
+    nodes: dict[int, Node]
     seconds: float
     config: ConfigRecord
 
@@ -101,10 +100,10 @@ class Orders:
         about = self.nodes.get(node)
         return about is None or about.client is None or about.client in self.cohort
 
-    def message(self, node: int, everything: bool = False) -> Message:
+    def message(self, node: int) -> Message:
         """A node's order; its bytes are counted."""
         about = self.nodes.get(node, Node())
-        kind, frame = self.news(Node() if everything else about)
+        kind, frame = self.news(about)
         self.federation.wire.sent += len(frame)
         records = self.order(about, kind, frame).records(self.config)
         return Message(

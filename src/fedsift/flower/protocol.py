@@ -11,8 +11,12 @@ from typing import Any, Literal
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedsift.codec.frame import CHECKSUM_BYTES
+
 RECORD = "fedsift"
 STYPE = "fedsift/v1"
+MOST_WORDS = 200
+"""Characters of a reason."""
 
 Kind = Literal["full", "delta", "none"]
 Outcome = Literal["update", "behind", "absent", "failed"]
@@ -98,7 +102,18 @@ class Answer:
             raise Malformed("its answer has values of the wrong kind")
         if outcome not in ("update", "behind", "absent", "failed"):
             raise Malformed(f"its answer is {str(outcome)[:20]!r}")
-        return cls(client, outcome, loss, 0, reason[:200], frame)  # type: ignore[arg-type]
+        if outcome == "update" and len(frame) <= CHECKSUM_BYTES:
+            raise Malformed("its frame is empty")
+        return cls(client, outcome, loss, 0, plain(reason), frame)  # type: ignore[arg-type]
+
+
+def plain(words: str) -> str:
+    r"""What somebody elsewhere says, short and on one line, and harmless to a terminal.
+
+    >>> plain("no\x1b[2J\nspace left")
+    'no [2J space left'
+    """
+    return "".join(c if c.isprintable() else " " for c in words[:MOST_WORDS])
 
 
 def packed(frame: bytes) -> Array:

@@ -6,13 +6,11 @@ reply that is early waits as the small frame it came as.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -20,22 +18,20 @@ from flwr.supercore import log
 from torch import Tensor, nn
 
 from fedsift.algorithms.method import Algorithm
-from fedsift.codec.frame import CHECKSUM_BYTES
+from fedsift.codec.errors import FrameError
+from fedsift.codec.limits import Limits
 from fedsift.disk import replace_file
 from fedsift.engine.task import Elsewhere, Job, Missing, Received, Task
-from fedsift.federation import TooFewClients, cohort_size
+from fedsift.federation import cohort_size
 from fedsift.flower.arrays import flat, named
 from fedsift.flower.deployment import Deployment, Node, Orders
-from fedsift.flower.protocol import Answer, Malformed
+from fedsift.flower.exchange import Exchange, connected
 from fedsift.report.html import report_on
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import Checkpoint, RunFolder
 from fedsift.runs.run import summarise
 from fedsift.runs.uploads import Uploads
 from fedsift.simulation import play
-
-POLL_SECONDS = 0.5
-"""Between two looks into the SuperLink."""
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -58,7 +54,7 @@ class FedSift(Strategy):
     min_clients
         A round with fewer updates than this stops the run; it can be continued.
     enough
-        So many replies end a round, without waiting for the others; None waits for all.
+        So many updates end a round, without waiting for the others; None waits for all.
     wait
         Seconds to wait for SuperNodes: for all at first, in later rounds for ``min_clients``.
     seed
@@ -122,7 +118,7 @@ class FedSift(Strategy):
             raise ValueError(f"num_rounds must be at least 1, got {num_rounds}")
         if evaluate_config is not None:
             raise ValueError("FedSift's clients do not evaluate: leave out evaluate_config")
-        self.grid, self.timeout, self.evaluate_fn = grid, timeout, evaluate_fn
+        self.timeout, self.evaluate_fn = timeout, evaluate_fn
         self.layout, w = flat(initial_arrays)
         self.result = Result(arrays=initial_arrays)
         self.summary()
@@ -134,7 +130,8 @@ class FedSift(Strategy):
                 round = self.snapshot.round + 1
                 log(INFO, "[ROUND %s/%s]", round, num_rounds)
                 messages = self.configure_train(round, arrays, train_config or ConfigRecord(), grid)
-                arrays, metrics = self.aggregate_train(round, self.exchange(messages))
+                replies = self.exchange.replies(messages)
+                arrays, metrics = self.aggregate_train(round, replies)
                 self.result.train_metrics_clientapp[round] = metrics
             self.finish(config)
         return self.result
@@ -180,99 +177,28 @@ class FedSift(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """The round's orders, once enough nodes are connected."""
-        nodes = self.connected(server_round)
-        self.orders = Orders(self.federation, self.snapshot, self.nodes, self.timeout, config)
-        self.problems: dict[int, str] = {}
-        return [self.orders.message(node) for node in nodes if self.orders.concerns(node)]
-
-    def connected(self, round: int) -> list[int]:
-        """The nodes that are there: waits for all clients at first, later for ``min_clients``."""
         least = max(1, self.min_clients)
-        needed = least if self.nodes else self.clients
-        until = time.monotonic() + self.wait
-        while len(nodes := sorted(self.grid.get_node_ids())) < needed and time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
-        if len(nodes) < least:
-            raise TooFewClients(
-                f"{len(nodes)} of at least {least} SuperNodes are connected after {self.wait:g} s: "
-                "start more of them, or wait longer; then start the same run to continue it"
-            )
-        return nodes
-
-    def exchange(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Send orders and yield replies as they come, until all, or enough, or time is up.
-
-        A node that turns out to be behind is sent everything.
-        """
-        until = time.monotonic() + self.timeout
-        self.asked: dict[str, int] = {}
-        waiting, updates = self.push(messages), 0
-        while waiting:
-            is_last = time.monotonic() > until
-            for reply in self.grid.pull_messages([id for id in self.asked if id in waiting]):
-                waiting.discard(reply.metadata.reply_to_message_id)
-                node, answer = self.read(reply)
-                if answer and answer.outcome == "behind":
-                    waiting |= self.push([self.orders.message(node, everything=True)])
-                    continue
-                yield reply
-                updates += answer is not None and answer.outcome == "update"
-                if updates == self.enough:
-                    waiting, self.unheard = set(), "the round had enough replies"
-                    break
-            if is_last:
-                return
-            time.sleep(POLL_SECONDS if waiting else 0)
-
-    def push(self, messages: Iterable[Message]) -> set[str]:
-        """Send messages, and note which node was asked by which."""
-        sent = list(messages)
-        ids = self.grid.push_messages(sent)
-        asked = {id: m.metadata.dst_node_id for id, m in zip(ids, sent, strict=True)}
-        self.asked |= asked
-        return set(asked)
-
-    def read(self, reply: Message) -> tuple[int, Answer | None]:
-        """The node that replied, and its answer; None, with the problem noted, if it has none."""
-        node = self.asked[reply.metadata.reply_to_message_id]
-        if reply.has_error():
-            self.problems[node] = f"Flower's error {reply.error.code}: {reply.error.reason}"
-            return node, None
-        try:
-            answer = Answer.read(reply.content)
-            self.admit(node, answer.client)
-        except Malformed as problem:
-            self.problems[node] = str(problem)
-            return node, None
-        return node, answer
-
-    def admit(self, node: int, client: int) -> None:
-        """Note which client a node is; it cannot be one that another node is, or become another."""
-        about = self.nodes.setdefault(node, Node())
-        others = [n for n, other in self.nodes.items() if other.client == client and n != node]
-        taken = others and set(others) & set(self.grid.get_node_ids())
-        if taken or not 0 <= client < self.clients or about.client not in (None, client):
-            raise Malformed(f"it says that it is client {client}, which it cannot be")
-        for other in others:
-            del self.nodes[other]
-        about.client = client
+        nodes = connected(grid, least if self.nodes else self.clients, least, self.wait)
+        orders = Orders(self.federation, self.snapshot, self.nodes, self.timeout, config)
+        self.exchange = Exchange(grid, orders)
+        return [orders.message(node) for node in nodes if orders.concerns(node)]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
         """Merge the replies as they arrive, and write the round to the run's folder."""
-        self.replies, self.unheard = replies, f"no reply within {self.timeout:g} s"
+        self.replies = replies
         rounds = play(self.federation, self.snapshot, server_round, self.seconds)
         self.snapshot, record = next(rounds)
         self.seconds = float(record["seconds"])
-        record["problems"] |= self.strangers()
+        record["problems"] |= self.exchange.strangers()
         self.folder.append(record, self.uploads.sum_up(server_round))
         self.folder.save(Checkpoint(self.snapshot, self.seconds), self.federation)
         self.history.append(record)
         told = "" if record["accuracy"] is None else f", accuracy {record['accuracy']:.2%}"
         log(INFO, "\t└──> %s updates merged%s", record["clients"], told)
         for who, problem in record["problems"].items():
-            log(WARNING, "\t\tclient %s: %s", who, problem)
+            log(WARNING, "\t\t%s: %s", f"client {who}" if who.isdigit() else who, problem)
         metrics = MetricRecord()
         metrics.update({k: v for k, v in record.items() if isinstance(v, int | float)})
         return self.result.arrays, metrics
@@ -280,39 +206,31 @@ class FedSift(Strategy):
     def train(self, job: Job) -> Iterator[Received | Missing]:
         """Each member's reply, in the cohort's order: what makes this strategy an engine."""
         early: dict[int, Received | Missing] = {}
-        waiting = list(job.cohort)
-        for reply in self.replies:
-            node, answer = self.read(reply)
-            if answer is None:
+        waiting, sound = list(job.cohort), 0
+        limits = self.federation.limits(job, self.exchange.orders.state) if self.enough else None
+        for message in self.replies:
+            reply = self.exchange.read(message)
+            if reply is None:
                 continue
-            early[answer.client] = self.taken(node, answer)
+            early[reply.client] = reply
             while waiting and waiting[0] in early:
                 yield early.pop(waiting.pop(0))
+            sound += limits is not None and self.is_sound(reply, limits)
+            if sound == self.enough:
+                self.exchange.unheard = "the round had enough replies"
+                break
         for client in waiting:
-            yield early.get(client) or Missing(client, self.why(client))
+            yield early.get(client) or Missing(client, self.exchange.why(client))
 
-    def taken(self, node: int, answer: Answer) -> Received | Missing:
-        """An answer as the federation takes it."""
-        if answer.outcome in ("update", "absent"):
-            self.nodes[node].held = self.orders.state
-        if answer.outcome != "update":
-            return Missing(answer.client, answer.reason or answer.outcome)
-        receipt = torch.frombuffer(bytearray(answer.frame[-CHECKSUM_BYTES:]), dtype=torch.uint8)
-        return Received(answer.client, answer.frame, {"receipt": receipt}, answer.loss)
-
-    def why(self, client: int) -> str:
-        """Why nothing came from a client."""
-        node = next((n for n, about in self.nodes.items() if about.client == client), None)
-        if node is not None and node in self.problems:
-            return self.problems[node]
-        if node is not None and node in self.asked.values():
-            return self.unheard
-        return "no node is this client"
-
-    def strangers(self) -> dict[str, str]:
-        """What became of the nodes that were asked and are no client yet."""
-        unknown = {n for n in self.asked.values() if self.nodes.get(n, Node()).client is None}
-        return {f"node {n}": self.problems.get(n, self.unheard) for n in sorted(unknown)}
+    def is_sound(self, reply: Received | Missing, limits: Limits) -> bool:
+        """Whether a reply is one of those that are enough: an update that will be merged."""
+        if isinstance(reply, Missing):
+            return False
+        try:
+            self.federation.opened(reply, limits)
+        except FrameError:
+            return False
+        return True
 
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
         """Accuracy and loss by the app's own ``evaluate_fn``."""
