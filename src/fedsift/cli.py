@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +27,7 @@ from fedsift.front import empty_app
 from fedsift.models import MODELS
 from fedsift.options import (
     METHOD_NAMES,
+    RUN,
     Config,
     DataDir,
     Method,
@@ -276,38 +278,46 @@ def bench(
         show_timings(timings)
 
 
+DEMO: dict[str, Any] = {"clients": 3, "rounds": 5, "min_clients": 1}
+"""What ``fedsift deploy demo`` begins with in place of a run's defaults."""
+DEPLOYED = {
+    "dropout": 0.0, "wire": "flower", "device": "cpu", "precision": "fp32", "tensorboard": False
+}  # fmt: skip
+"""What is settled in a deployment, and so no option of it."""
+
+
 @deployments.command()
-@with_run_options
+@partial(with_run_options, defaults=replace(RUN, **DEMO), without=DEPLOYED)
 def demo(
     *,
     algorithm: Method = None,
     config: Config = None,
     out: Out = None,
+    data_dir: DataDir = None,
     given: dict[str, Any],
 ) -> None:
     """Start a whole Flower federation on this machine, train, and end every process again.
 
-    A SuperLink with TLS, a SuperNode with a registered key for each client (3, unless you say
-    otherwise), and 5 rounds of the run that `fedsift run` would simulate: the result has the same
-    bits. Needs `fedsift[flower]`. Run it again with the same --out to continue after a stop.
+    A SuperLink with TLS, a SuperNode with a registered key for each client, and the rounds that
+    `fedsift run` would simulate: the result has the same bits. Needs `fedsift[flower]`. Run it
+    again with the same --out to continue after a stop.
 
     Example: `fedsift deploy demo --clients 4 --rounds 10 --density 0.01`
     """
     with user_input():
         require_flower()
-        from fedsift.flower.deploy import ONLY_SIMULATED, deploy_demo
+        from fedsift.flower.deploy import deploy_demo
 
-        values = {"clients": 3, "rounds": 5} | merged(config, algorithm=algorithm, out=out, **given)
+        values = merged(config, algorithm=algorithm, out=out, data_dir=data_dir, **given)
         folder_name = values.pop("out", None)
-        for key in ONLY_SIMULATED:
-            if key in values:
-                raise ValueError(f"--{key} is for simulations: leave it out of a deployment")
-        settings = RunConfig.from_values(values)
+        for key, settled in DEPLOYED.items():
+            if values.get(key, settled) not in (settled, getattr(RUN, key)):
+                raise ValueError(f"{key} is for simulations: leave it out of a deployment")
+        settings = RunConfig.from_values({**DEMO, **values, **DEPLOYED})
+        federation_of(replace(settings, wire="real"))  # refuse before anything is made
         place = folder_name or _new_folder(f"flower-{settings.algorithm}")
-        folder = RunFolder(place)
-        if not (folder.config_file.exists() and folder.config().wire == "flower"):
-            folder.require_free()
-    deploy_demo(settings, place)
+        folder = RunFolder.create_or_extend(place, settings)
+    deploy_demo(settings, folder)
 
 
 def require_flower() -> None:

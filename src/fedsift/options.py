@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,10 +61,16 @@ OPTIONS: dict[str, list[Option]] = {
 }
 
 
-def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+RUN = RunConfig()
+
+
+def with_run_options(
+    command: Callable[..., None], defaults: RunConfig = RUN, without: Container[str] = ()
+) -> Callable[..., None]:
     """Give a command every option of a run; it gets those that were set as one dict ``given``."""
     own = list(signature(command, eval_str=True).parameters.values())
-    shared = [_parameter(option, panel) for panel, row in OPTIONS.items() for option in row]
+    options = [(option, panel) for panel, row in OPTIONS.items() for option in row]
+    shared = [_parameter(*each, defaults) for each in options if each[0][0] not in without]
     names = [p.name for p in shared]
 
     @functools.wraps(command)
@@ -79,10 +85,10 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def _parameter(option: Option, panel: str) -> Parameter:
+def _parameter(option: Option, panel: str, defaults: RunConfig) -> Parameter:
     flag, kind, text = option
     name = flag.replace("-", "_")
-    default = getattr(RunConfig(), name, None)
+    default = getattr(defaults, name, None)
     shown = "the algorithm's own" if default is None else str(default)
     about = typer.Option(
         f"--{flag}",

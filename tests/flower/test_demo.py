@@ -1,5 +1,6 @@
 """The demo and the example: what a newcomer runs first."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,11 +9,15 @@ import time
 import tomllib
 from pathlib import Path
 
+import pytest
 from flwr.app import Context, RecordDict
 from inline import InlineGrid, InlineNode
 from processes import SOURCE, left_behind
+from typer.main import get_command
 
-from fedsift.cli import main
+from fedsift.cli import app, main
+from fedsift.flower import demo, deploy
+from fedsift.runs import RunFolder
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-quickstart"
 
@@ -42,9 +47,69 @@ def gone(home, seconds=20):
     return not left
 
 
-def test_what_only_a_simulation_has_is_refused(capsys):
+def test_what_only_a_simulation_has_is_refused(tmp_path, capsys):
     assert main(["deploy", "demo", "--dropout", "0.5"]) == 2
-    assert "--dropout is for simulations" in capsys.readouterr().err
+    assert "No such option" in capsys.readouterr().err
+    (tmp_path / "a.toml").write_text("dropout = 0.5")
+    assert main(["deploy", "demo", "--config", str(tmp_path / "a.toml")]) == 2
+    assert "dropout is for simulations" in capsys.readouterr().err
+
+
+def test_the_help_has_the_demo_s_own_options_and_defaults():
+    options = {p.name: p for p in get_command(app).commands["deploy"].commands["demo"].params}
+    shown = {name: options[name].show_default for name in ("clients", "rounds", "min_clients")}
+    assert shown == {"clients": "3", "rounds": "5", "min_clients": "1"}
+    assert "data_dir" in options
+    assert not options.keys() & {"dropout", "wire", "device", "precision", "tensorboard"}
+
+
+def test_what_cannot_be_run_is_refused_before_anything_is_made(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["deploy", "demo", "--partition", "by chance", "--out", str(out)]) == 2
+    assert "by chance" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("other", [("--density", "0.5"), ("--partition", "dirichlet")])
+def test_a_folder_with_other_settings_is_refused_before_anything_is_started(
+    other, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(deploy, "deploy_demo", lambda *_: None)
+    words = ["deploy", "demo", "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert main([*words, "--rounds", "7"]) == 0
+    assert main([*words, *other]) == 2
+    assert "holds a run already" in capsys.readouterr().err
+    assert RunFolder(tmp_path).config().rounds == 7
+
+
+def test_the_server_takes_the_run_for_the_same_as_the_command_line_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    started = []
+    monkeypatch.setattr(deploy, "deploy_demo", lambda *words: started.append(words))
+    words = ["--rounds", "1", "--local-steps", "1", "--partition", "dirichlet", "--theta", "0.5"]
+    assert main(["deploy", "demo", *words, "--out", str(tmp_path / "run")]) == 0
+    ((settings, folder),) = started
+    config = {**settings.flat(), "out": str(folder.path)}
+    grid = InlineGrid((InlineNode(demo.client(), n, 3) for n in range(3)), config)
+    demo.server()(grid, Context(1, 1, {}, RecordDict(), config))
+    assert folder.config().flat() == settings.flat()
+    assert json.loads(folder.summary_file.read_text())["theta"] == 0.5
+
+
+def test_a_demo_that_fails_says_so_also_where_an_earlier_one_did_not(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", SOURCE)
+    words = ["deploy", "demo", "--clients", "1", "--out", str(tmp_path)]
+    with monkeypatch.context() as patched:
+        patched.setattr(deploy, "deploy_demo", lambda *_: None)
+        assert main(words) == 0
+    folder = RunFolder(tmp_path)
+    folder.finish({"algorithm": "the one before"})
+    folder.checkpoint_file.write_bytes(b"broken")
+    assert main(words) == 3
+    said = capsys.readouterr()
+    assert "corrupt" in said.err
+    assert said.out == ""
 
 
 def test_a_run_on_flower_is_not_resumed_as_a_simulation(tmp_path, capsys):

@@ -74,10 +74,12 @@ def server() -> ServerApp:
             str(context.run_config["out"]),
             batch_size=config.batch_size or None,
             participation=config.participation,
-            min_clients=max(1, config.min_clients),
+            min_clients=config.min_clients,
             seed=config.seed,
             dataset=config.dataset,
             model=config.model,
+            partition=config.partition,
+            theta=config.theta,
         )
         start = ArrayRecord({name: Array(p.detach()) for name, p in model.named_parameters()})
         strategy.start(grid, start, config.rounds, TIMEOUT_SECONDS, evaluate_fn=evaluate)

@@ -8,22 +8,22 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from fedsift.data.files import data_folder
 from fedsift.flower.demo import write_app
 from fedsift.flower.local import LocalFederation, ProcessFailed
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
 from fedsift.terminal import bar, err, out, say_where, summary_table
 
-ONLY_SIMULATED = ("dropout", "wire", "device", "precision", "tensorboard")
+COMPLETED = "finished:completed"
 HOURS = 3600.0
 
 
-def deploy_demo(config: RunConfig, path: Path) -> None:
+def deploy_demo(config: RunConfig, folder: RunFolder) -> None:
     """Start the federation, run, show how it goes, and end every process again."""
-    folder = RunFolder(path)
-    with ended_politely(), LocalFederation(path / "federation") as federation:
+    env = {"FEDSIFT_DATA": str(data_folder().absolute())}  # they work in another folder
+    with ended_politely(), LocalFederation(folder.path / "federation", env) as federation:
         err.print(f"SuperLink at 127.0.0.1:{federation.port}, with TLS and node keys")
         names = [f"node-{n}" for n in range(config.clients)]
         for n, (name, key) in enumerate(federation.register(names).items()):
@@ -31,13 +31,14 @@ def deploy_demo(config: RunConfig, path: Path) -> None:
         err.print(f"{config.clients} SuperNodes, each with a registered key")
         app = federation.folder / "app"
         shutil.rmtree(app, ignore_errors=True)
-        write_app(app, config, path)
+        write_app(app, config, folder.path)
         federation.run(app)
         follow(federation, folder, config)
-    if not folder.summary_file.exists():
+        statuses = federation.statuses()  # Flower's process ends with 0 also where its run failed
+    if statuses != [COMPLETED]:
         raise ProcessFailed(reason(federation))
     out.print(summary_table(json.loads(folder.summary_file.read_text())))
-    say_where("report", path / "report.html")
+    say_where("report", folder.path / "report.html")
 
 
 def follow(federation: LocalFederation, folder: RunFolder, config: RunConfig) -> None:

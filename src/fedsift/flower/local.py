@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -49,8 +50,8 @@ class LocalFederation:
     def __enter__(self) -> LocalFederation:
         self.folder = self.folder.absolute()
         self.home.mkdir(parents=True, exist_ok=True)
-        for old in self.folder.glob("state.db*"):
-            old.unlink()  # it knows keys and runs of another time
+        for old in (*self.folder.glob("state.db*"), *self.folder.glob("*.log")):
+            old.unlink()  # they tell of keys and runs of another time
         make_certificates(self.folder, self.address)
         self.port = self.port or free_port()
         about = {
@@ -129,6 +130,11 @@ class LocalFederation:
         """Start a run of the app in that folder; the process of that name ends with it."""
         words = ["flwr", "run", str(app), "demo", "--stream"]
         self.start(name, [*words, *(["-c", config] if config else [])])
+
+    def statuses(self) -> list[str]:
+        """How each run stands, by Flower's word."""
+        runs = json.loads(self.flwr("list", "demo", "--format", "json"))["runs"]
+        return [str(run["status"]) for run in runs]
 
     def flwr(self, *words: str) -> str:
         """Carry out a command of Flower's own, and give what it prints."""

@@ -7,7 +7,6 @@ reply that is early waits as the small frame it came as.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from fedsift.algorithms.method import Algorithm
 from fedsift.codec.errors import FrameError
 from fedsift.codec.limits import Limits
-from fedsift.disk import replace_file
 from fedsift.engine.task import Elsewhere, Job, Missing, Received, Task
 from fedsift.federation import cohort_size
 from fedsift.flower.arrays import flat, named
@@ -59,8 +57,8 @@ class FedSift(Strategy):
         Seconds to wait for SuperNodes: for all at first, in later rounds for ``min_clients``.
     seed
         Fixes cohorts and mini-batches.
-    dataset, model
-        Their names in the run's summary and report.
+    dataset, model, partition, theta
+        What the run's summary and report say of them; they are settings of the run like others.
 
     """
 
@@ -78,6 +76,8 @@ class FedSift(Strategy):
         seed: int = 0,
         dataset: str = "your own",
         model: str = "your own",
+        partition: str = "by node",
+        theta: float = 0.1,
     ) -> None:
         if clients < 1:
             raise ValueError(f"clients must be at least 1, got {clients}")
@@ -91,6 +91,7 @@ class FedSift(Strategy):
         self.batch_size, self.seed, self.participation = batch_size, seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
         self.path, self.dataset, self.model = Path(folder), dataset, model
+        self.partition, self.theta = partition, theta
         self.nodes: dict[int, Node] = {}
 
     def summary(self) -> None:
@@ -123,7 +124,7 @@ class FedSift(Strategy):
         self.result = Result(arrays=initial_arrays)
         self.summary()
         config = self.config(num_rounds)
-        self.folder = open_folder(self.path, config)
+        self.folder = RunFolder.create_or_extend(self.path, config)
         with self.folder.locked():
             arrays = self.begin(w)
             while self.snapshot.round < num_rounds:
@@ -143,7 +144,8 @@ class FedSift(Strategy):
             clients=self.clients,
             rounds=rounds,
             batch_size=self.batch_size or 0,
-            partition="by node",
+            partition=self.partition,
+            theta=self.theta,
             participation=self.participation,
             min_clients=self.min_clients,
             wire="flower",
@@ -260,17 +262,6 @@ class FedSift(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
         """Nothing to add up, as no client evaluates."""
-
-
-def open_folder(path: Path, config: RunConfig) -> RunFolder:
-    """A new run's folder, or the same run's where it stopped; it may be given more rounds."""
-    folder = RunFolder(path)
-    if folder.config_file.exists():
-        rounds = folder.config().rounds
-        if folder.holds(replace(config, rounds=rounds)) and config.rounds > rounds:
-            replace_file(folder.config_file, config.toml().encode())
-        return folder
-    return RunFolder.create(path, config)
 
 
 def number(value: object) -> float | None:

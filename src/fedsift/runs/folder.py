@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,18 @@ class RunFolder:
         """A new run's folder, or the one of the same run where it stopped."""
         folder = cls(path)
         return folder if folder.holds(config) else cls.create(path, config)
+
+    @classmethod
+    def create_or_extend(cls, path: Path, config: RunConfig) -> RunFolder:
+        """The same, and the run may be given more rounds than it had."""
+        folder = cls(path)
+        if not exists(folder.config_file):
+            return cls.create(path, config)
+        with folder.locked():
+            rounds = folder.config().rounds
+            if folder.holds(replace(config, rounds=rounds)) and config.rounds > rounds:
+                replace_file(folder.config_file, config.toml().encode())
+        return folder
 
     def require_free(self) -> None:
         """Refuse a folder that holds a run."""
