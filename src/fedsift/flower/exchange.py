@@ -68,8 +68,9 @@ class Exchange:
         """Send messages, and note which node was asked by which."""
         sent = list(messages)
         ids = self.grid.push_messages(sent)
-        self.asked |= {id: m.metadata.dst_node_id for id, m in zip(ids, sent, strict=True)}
-        self.waiting |= self.asked.keys() & set(ids)
+        asked = {id: m.metadata.dst_node_id for id, m in zip(ids, sent, strict=True)}
+        self.asked |= asked
+        self.waiting |= asked.keys()
 
     def read(self, reply: Message) -> Received | Missing | None:
         """What a client that is due has to say; None if it is another, or has nothing to say yet.
