@@ -284,6 +284,12 @@ def test_an_empty_frame_is_a_problem_of_its_client_alone(place):
     assert (record["clients"], record["problems"]) == (CLIENTS - 1, {"0": "its frame is empty"})
 
 
+def test_a_client_with_more_samples_than_it_may_have_is_left_out(place):
+    """With whole local sets as batches, what a client says it has is its weight in the mean."""
+    with pytest.raises(TooFewClients, match="weight 20"):
+        start(place.strategy(batch_size=None, most_samples=19), place.grid(), 1)
+
+
 def test_only_updates_that_are_merged_are_enough(place):
     grid = evil(place.grid(), lie(frame=b"junk" * 9), nodes=(100, 102))
     start(place.strategy(min_clients=3, enough=3), grid, 1)

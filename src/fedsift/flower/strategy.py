@@ -20,7 +20,7 @@ from fedsift.algorithms.method import Algorithm
 from fedsift.codec.errors import FrameError
 from fedsift.codec.limits import Limits
 from fedsift.engine.task import Elsewhere, Job, Missing, Received, Task
-from fedsift.federation import cohort_size
+from fedsift.federation import MOST_SAMPLES, cohort_size
 from fedsift.flower.arrays import flat, named
 from fedsift.flower.deployment import Deployment, Node, Orders
 from fedsift.flower.exchange import Exchange, connected
@@ -47,6 +47,9 @@ class FedSift(Strategy):
         The run's folder. If it holds the same run already, that run is continued.
     batch_size
         Samples a local step; None takes the whole local set.
+    most_samples
+        The most that a client may say it has where its whole local set is its batch: its update
+        weighs as much.
     participation
         The share of clients that train in a round.
     min_clients
@@ -69,6 +72,7 @@ class FedSift(Strategy):
         folder: str | Path,
         *,
         batch_size: int | None = 64,
+        most_samples: int = MOST_SAMPLES,
         participation: float = 1.0,
         min_clients: int = 1,
         enough: int | None = None,
@@ -88,7 +92,8 @@ class FedSift(Strategy):
         if enough is not None and not max(1, min_clients) <= enough <= clients:
             raise ValueError(f"enough must be from min_clients to {clients}, got {enough}")
         self.algorithm, self.clients = algorithm, clients
-        self.batch_size, self.seed, self.participation = batch_size, seed, participation
+        self.batch_size, self.most_samples = batch_size, most_samples
+        self.seed, self.participation = seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
         self.path, self.dataset, self.model = Path(folder), dataset, model
         self.partition, self.theta = partition, theta
@@ -164,7 +169,13 @@ class FedSift(Strategy):
         share, least = self.participation, self.min_clients
         self.uploads = Uploads(self.layout.d)
         self.federation = Deployment(
-            task, self.algorithm, self, share, min_clients=least, on_upload=self.uploads.take
+            task,
+            self.algorithm,
+            self,
+            share,
+            min_clients=least,
+            on_upload=self.uploads.take,
+            most_samples=self.most_samples,
         )
         saved = self.folder.load(self.federation, "cpu")
         if saved:
