@@ -13,26 +13,28 @@ from torch.nn.functional import cross_entropy
 from fedsift.engine import Ranks, Reference, ranks
 from test_engine import federation
 
-FOLDER = Path(sys.argv[1])
+
+def main(folder):
+    def loss(output, labels):
+        if current_process().daemon and (folder / "wait").exists():
+            (folder / f"{os.getpid()}.pid").touch()
+            time.sleep(3600)
+        return cross_entropy(output, labels)
+
+    ranks.WORTHWHILE = -1.0  # the second time, too, in processes
+    made = federation(participation=1.0, dropout=0.0)
+    task = replace(made.task, loss=loss)
+    fed = replace(made, task=task, engine=Ranks(task, made.algorithm, 2))
+    fed.engine.start()
+    try:
+        fed.play(fed.first())
+    except KeyboardInterrupt:
+        (folder / "wait").unlink()
+        print("interrupted", flush=True)
+    ours, _ = fed.play(fed.first())
+    theirs, _ = replace(fed, engine=Reference(task)).play(fed.first())
+    print("the same" if torch.equal(ours.state.w, theirs.state.w) else "another")
 
 
-def loss(output, labels):
-    if current_process().daemon and (FOLDER / "wait").exists():
-        (FOLDER / f"{os.getpid()}.pid").touch()
-        time.sleep(3600)
-    return cross_entropy(output, labels)
-
-
-ranks.WORTHWHILE = -1.0  # the second time, too, in processes
-made = federation(participation=1.0, dropout=0.0)
-task = replace(made.task, loss=loss)
-fed = replace(made, task=task, engine=Ranks(task, made.algorithm, 2))
-fed.engine.start()
-try:
-    fed.play(fed.first())
-except KeyboardInterrupt:
-    (FOLDER / "wait").unlink()
-    print("interrupted", flush=True)
-ours, _ = fed.play(fed.first())
-theirs, _ = replace(fed, engine=Reference(task)).play(fed.first())
-print("the same" if torch.equal(ours.state.w, theirs.state.w) else "another")
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

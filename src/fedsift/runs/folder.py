@@ -145,7 +145,10 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(f"another process is at work in {self.path}") from None
-            yield
+            try:
+                yield
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)  # forked processes hold the open file, too
 
     def fingerprint(self) -> str:
         """A hash of all settings but the number of rounds, which may grow."""
