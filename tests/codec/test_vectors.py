@@ -43,6 +43,12 @@ def test_the_vectors_hold_every_index_coder():
     assert used == {None, "bitmap", "packed", "entropy"}
 
 
+def test_the_vectors_hold_packed_and_entropy_coded_values():
+    values = [each for f in FRAMES.values() for p in f["parts"] for each in p["values"].values()]
+    forms = {(each["coder"][:3], each["packed"]) for each in values}
+    assert forms > {("int", True), ("int", False), ("log", True), ("log", False)}
+
+
 def test_the_layout_is_the_one_that_is_written_down():
     assert ABOUT["layer_offsets"] == list(LAYOUT.offsets)
     assert ABOUT["d"] == LAYOUT.d == int(torch.tensor(LAYOUT.sizes).sum())

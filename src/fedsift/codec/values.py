@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsift.codec.bits import bytes_for, pack_bits, unpack_bits
-from fedsift.codec.blocks import Linear, Log
+from fedsift.codec.blocks import Blocked, Linear, Log
 from fedsift.codec.codes import (
     ROUNDING,
     TINY,
@@ -35,6 +35,7 @@ from fedsift.codec.errors import FrameError, require
 
 __all__ = [
     "CODERS",
+    "Blocked",
     "Codes",
     "Float",
     "Linear",
@@ -92,7 +93,7 @@ class Float:
         return codes.codes.to(dtype)
 
     def size(self, n: int) -> int:
-        """Return ``len(pack(...))`` of n values."""
+        """The bytes of n values."""
         return n * self._dtype.itemsize
 
     def pack(self, codes: Codes) -> bytes:
@@ -160,7 +161,7 @@ class Sign:
         return (codes.codes * scales_of(codes).to(at_least_float32(dtype))).to(dtype)
 
     def size(self, n: int) -> int:
-        """Return ``len(pack(...))`` of n values."""
+        """The bytes of n values."""
         return self._scale.itemsize * min(n, 1) + bytes_for(n, 1)
 
     def pack(self, codes: Codes) -> bytes:
