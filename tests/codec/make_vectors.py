@@ -68,6 +68,7 @@ def cases() -> dict[str, Update]:
             ),
             (2.5,),
         ),
+        "packed-int4": Update(sparse({"w": x}, few, {"w": Linear(4)}), (64.0,)),
         "dense-sign": Update(dense({"m": x}, Sign()), (64.0,)),
         "dense-int6": Update(dense({"w": x}, Linear(6, block=None)), (64.0,)),
     }
@@ -94,7 +95,6 @@ def describe(name: str, update: Update, frame: bytes) -> dict[str, object]:
                     role: {
                         "coder": coded.coder.name,
                         "bytes": size,
-                        "packed": size == coded.coder.size(about.k),
                         **summary(coded.restore()[0]),
                     }
                     for (role, coded), size in zip(

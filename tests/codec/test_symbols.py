@@ -108,12 +108,13 @@ def test_the_size_of_a_stack_is_that_of_each() -> None:
     assert sizes == [len(written(row.numpy(), 4)) for row in stack]
 
 
-def test_large_stacks_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    stack = torch.from_numpy(np.stack([drawn(1000, 4, s) for s in (0.5, 2.0)]))
-    whole = symbols.count(stack, 4)
-    monkeypatch.setattr(symbols, "_PIECE", 256)
-    assert torch.equal(symbols.count(stack, 4), whole)
-    assert whole.sum(1).tolist() == [1000, 1000]
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("piece", [256, 1 << 20])
+def test_a_device_counts_the_same(bits: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symbols, "_PIECE", piece)
+    for n in (0, 1, 63, 64, 1000):
+        stack = torch.from_numpy(np.stack([drawn(n, bits, s) for s in (0.5, 30.0)]))
+        assert torch.equal(symbols._scattered(stack, bits), symbols.count(stack, bits))
 
 
 @pytest.mark.parametrize("coder", [Linear(4), Log(4), Linear(8, None)], ids=repr)

@@ -112,9 +112,7 @@ class Blocked:
 
     def pack(self, codes: Codes) -> bytes:
         """Write one client's codes."""
-        signed = one_client(codes)
-        sign_bit = (signed < 0).view(np.uint8) << np.uint8(self.bits - 1)
-        raw = np.abs(signed).view(np.uint8) | sign_bit
+        raw = symbols.unsigned(one_client(codes), self.bits).numpy()
         coded = symbols.write(raw, self.bits, bytes_for(len(raw), self.bits))
         return to_bytes(scales_of(codes)) + (coded or pack_bits(raw, self.bits))
 

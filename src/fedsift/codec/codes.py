@@ -88,12 +88,11 @@ def scales_of(codes: Codes) -> Tensor:
     return codes.scales
 
 
-def one_client(codes: Codes) -> npt.NDArray[np.int8]:
+def one_client(codes: Codes) -> Tensor:
     """The codes of a single client."""
     if codes.codes.dim() != 1:
         raise ValueError("pack takes one client's codes, a vector")
-    signed: npt.NDArray[np.int8] = codes.codes.numpy()
-    return signed
+    return codes.codes
 
 
 def to_bytes(x: Tensor) -> bytes:

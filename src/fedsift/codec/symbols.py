@@ -31,6 +31,13 @@ def count(codes: Tensor, bits: int) -> Tensor:
     >>> count(torch.tensor([[1, -3, 1]], dtype=torch.int8), 3).tolist()
     [[0, 2, 0, 0, 0, 0, 0, 1]]
     """
+    if codes.device.type != "cpu":
+        return _scattered(codes, bits)
+    return torch.stack([_count(row, bits) for row in unsigned(codes, bits).numpy()])
+
+
+def _scattered(codes: Tensor, bits: int) -> Tensor:
+    """The same for a device: no look at a value, and little memory."""
     clients, n = codes.shape
     seen = torch.zeros(clients, _LANES << bits, dtype=torch.int64, device=codes.device)
     one = torch.ones(1, 1, dtype=torch.int64, device=codes.device)
@@ -38,7 +45,8 @@ def count(codes: Tensor, bits: int) -> Tensor:
     width = max(_PIECE // max(clients, 1) // _LANES, 1) * _LANES
     for at in range(0, n, width):
         piece = codes[:, at : at + width]
-        where = lane.repeat(-(-piece.shape[1] // _LANES))[: piece.shape[1]] + unsigned(piece, bits)
+        lanes = lane.repeat(-(-piece.shape[1] // _LANES))[: piece.shape[1]]
+        where = lanes + unsigned(piece, bits)
         seen.scatter_add_(1, where, one.expand_as(where))
     return seen.view(clients, _LANES, 1 << bits).sum(1)
 
@@ -49,7 +57,7 @@ def unsigned(codes: Tensor, bits: int) -> Tensor:
     >>> unsigned(torch.tensor([2, -2, 0], dtype=torch.int8), 4).tolist()
     [2, 10, 0]
     """
-    return codes.abs().long() | (codes < 0).long() << bits - 1
+    return codes.abs().view(torch.uint8) | (codes < 0).view(torch.uint8) << bits - 1
 
 
 def sizes(seen: Tensor) -> Tensor:

@@ -166,7 +166,8 @@ class Sign:
 
     def pack(self, codes: Codes) -> bytes:
         """Write one client's codes."""
-        return to_bytes(scales_of(codes)) + pack_bits((one_client(codes) < 0).astype(np.uint8), 1)
+        negative = (one_client(codes) < 0).view(torch.uint8)
+        return to_bytes(scales_of(codes)) + pack_bits(negative.numpy(), 1)
 
     def unpack(self, payload: bytes, n: int, max_abs: float = float("inf")) -> Codes:
         """Read n valid codes, or raise :class:`FrameError`."""
