@@ -70,7 +70,7 @@ def main() -> None:
     for row in rows:
         print({name: round(value, 1) for name, value in row.items()})
     if given.out:
-        about = {"config": config.to_values(), "environment": environment(config), "rows": rows}
+        about = {"config": config.flat(), "environment": environment(config), "rows": rows}
         given.out.write_text(json.dumps(about, indent=1) + "\n")
 
 
