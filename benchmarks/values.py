@@ -47,8 +47,9 @@ def measure(config: RunConfig, watched: list[int]) -> list[dict[str, float]]:
     for _ in range(max(watched)):
         snapshot, _ = federation.play(snapshot)
     return [
-        {"round": round, **{name: total / counted["uploads"] for name, total in counted.items()}}
+        {"round": round, **{name: total / uploads for name, total in counted.items()}}
         for round, counted in found.items()
+        if (uploads := counted.pop("uploads"))
     ]
 
 
@@ -63,6 +64,7 @@ def main() -> None:
     config = RunConfig.from_values(
         {
             "algorithm": "sift", "dataset": "fashion-mnist", "model": "cnn", "clients": 10,
+            "rounds": given.rounds,
             "partition": "dirichlet", "theta": 0.1, "device": given.device,
         }
     )  # fmt: skip
