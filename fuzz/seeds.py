@@ -32,6 +32,11 @@ def main() -> None:
     clustered = torch.zeros(1, LAYOUT.d, dtype=torch.bool)
     clustered[0, 100:400] = True
     write("clustered", Update(sparse({"w": x}, clustered, {"w": Sign()}), (1.0,)), spec)
+    skewed = {"w": x.sign() + x / 9, "v": x.square().square()}
+    for coders in ({"w": Linear(4), "v": Log(4)}, {"w": Linear(2), "v": Log(8)}):
+        parts = sparse(skewed, top_k(x, 400), coders)
+        write(f"entropy-{coders['v'].name}", Update(parts, (2.5,)), spec)
+    write("dense-one-code", Update(dense({"w": torch.ones_like(x)}, Linear(4, None)), (1.0,)), spec)
     write("dense", Update(dense({"w": x}, Sign()), (1.0,)), spec)
 
 

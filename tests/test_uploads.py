@@ -10,8 +10,10 @@ from torch import nn
 
 from fedsift.algorithms import METHODS
 from fedsift.codec.frame import Spec, encode
+from fedsift.codec.header import varint
 from fedsift.codec.inspect import bytes_by_part, dissect
 from fedsift.codec.update import Update, dense, sparse
+from fedsift.codec.values import Linear, Log
 from fedsift.engine import Stacked, Task
 from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go
 from fedsift.runs.uploads import MOST_CLIENTS, Uploads, labels_of, magnitudes_of
@@ -118,7 +120,22 @@ def test_bytes_by_part_are_those_in_the_frame(roles, k):
     (part,) = dissect(frame).header.parts
     assert sum(found.values()) == len(frame)
     assert tuple(found[role] for role in roles) == part.value_bytes
-    assert found["mask"] - part.index_bytes == 1  # the field that says how long it is
+    has_length = part.index is not None and part.index.name == "entropy"
+    assert found["mask"] - part.index_bytes == has_length  # the field that says how long it is
+
+
+def test_values_of_varying_length_are_told_apart_from_the_mask():
+    x = torch.arange(3 * D).view(3, D) % torch.tensor([[2], [7], [D]]) + 1.0
+    coders = {"w": Linear(4), "v": Log(4)}
+    update = Update(sparse({"w": x, "v": x.square()}, x > 0, coders, k=D), (1.0, 2.0, 0.5))
+    specs = [Spec(LAYOUT, "any", 200, client) for client in range(3)]
+    frames = [encode(one, spec) for one, spec in zip(update, specs, strict=True)]
+    found = bytes_by_part(update, specs, [len(frame) for frame in frames])
+    parts = [dissect(frame).header.parts[0] for frame in frames]
+    for place, role in enumerate(("w", "v")):
+        sizes = [part.value_bytes[place] for part in parts]
+        assert found[role] == sum(size + len(varint(size)) for size in sizes)
+    assert sum(found.values()) == sum(map(len, frames))
 
 
 @pytest.mark.parametrize("name", METHODS)

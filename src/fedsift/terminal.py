@@ -294,7 +294,8 @@ def part_rows(part: PartHeader, d: int) -> Iterator[tuple[str, ...]]:
         size = part.index_bytes
         yield "mask", part.index.name, f"{part.k:,}", f"{size:,}", each(size), shown
     for role, coder, size in zip(part.roles, part.coders, part.value_bytes, strict=True):
-        yield role.upper(), coder.name, f"{part.k:,}", f"{size:,}", each(size), ""
+        form = ", entropy" if size < coder.size(part.k) else ""
+        yield role.upper(), coder.name + form, f"{part.k:,}", f"{size:,}", each(size), ""
 
 
 def percent(x: float | None) -> str:

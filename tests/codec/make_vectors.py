@@ -60,6 +60,15 @@ def cases() -> dict[str, Update]:
             ),
             (3.0,),
         ),
+        "sift": Update(
+            sparse(
+                {"w": x.sign() * (8 + x.abs().log2()), "v": x.square()},
+                spread,
+                {"w": Linear(4), "v": Log(4)},
+            ),
+            (2.5,),
+        ),
+        "packed-int4": Update(sparse({"w": x}, few, {"w": Linear(4)}), (64.0,)),
         "dense-sign": Update(dense({"m": x}, Sign()), (64.0,)),
         "dense-int6": Update(dense({"w": x}, Linear(6, block=None)), (64.0,)),
     }
@@ -83,8 +92,14 @@ def describe(name: str, update: Update, frame: bytes) -> dict[str, object]:
                 "k": about.k,
                 "indices": summary(None if part.indices is None else part.indices[0]),
                 "values": {
-                    role: {"coder": coded.coder.name, **summary(coded.restore()[0])}
-                    for role, coded in part.values.items()
+                    role: {
+                        "coder": coded.coder.name,
+                        "bytes": size,
+                        **summary(coded.restore()[0]),
+                    }
+                    for (role, coded), size in zip(
+                        part.values.items(), about.value_bytes, strict=True
+                    )
                 },
             }
             for part, about in zip(update.parts, header.parts, strict=True)

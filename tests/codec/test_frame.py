@@ -313,10 +313,52 @@ def test_unknown_coders_versions_and_roles_are_refused():
     body = encode(shared(), SPEC)[:-8]
     refused(sealed(b"xx" + body[2:]), "not a frame")
     refused(sealed(body[:2] + b"\x09" + body[3:]), "version 9")
-    at = body.index(struct.pack("<d", 64.0)) + 9
-    refused(sealed(body[:at] + b"\x00" + body[at + 1 :]), "unknown roles")
-    refused(sealed(body[:at] + b"\x08" + body[at + 1 :]), "unknown roles")
-    refused(sealed(body[: at + 1] + b"\x63" + body[at + 2 :]), "unknown index coder")
+    (header,) = headers_of(shared(), [SPEC])
+    at = len(write_header(replace(header, parts=())))
+    refused(sealed(body[:at] + b"\x18" + body[at + 1 :]), "without roles")
+    refused(sealed(body[:at] + b"\x27" + body[at + 1 :]), "unknown index coder")
+
+
+def test_a_weight_has_one_form():
+    (header,) = headers_of(shared(), [SPEC])
+    at = len(write_header(replace(header, parts=()))) - 2
+    body = encode(shared(), SPEC)[:-8]
+    assert body[at] == 64
+    for weight in (64.0, 1.0):
+        form = b"\0" + struct.pack("<d", weight)
+        refused(sealed(body[:at] + form + body[at + 1 :]), "whole weight")
+    refused(sealed(body[:at] + varint(2**53) + body[at + 1 :]), "too large")
+    refused(sealed(body[:at] + b"\0" + struct.pack("<d", 0.0) + body[at + 1 :]), "weight 0.0")
+
+
+@given(st.floats(min_value=1e-300, max_value=1e300) | st.integers(1, 2**60).map(float))
+def test_any_weight_travels(weight):
+    update = shared(weight=weight)
+    frame = encode(update, SPEC)
+    assert len(frame) == encoded_size(update, SPEC)
+    assert decode(frame, LAYOUT, EXPECTED).weights == (weight,)
+
+
+def test_values_longer_than_packed_are_refused():
+    update = shared(coders={"w": Linear(4), "m": Linear(4), "v": Log(4)})
+    most = Linear(4).size(50)
+    for size in (most + 1, 2**63):
+        refused(forged(update, part={"value_bytes": (size, most, most)}), "more bytes")
+    refused(forged(update, part={"value_bytes": (most - 1, most, most)}), "longer or shorter")
+
+
+@pytest.mark.parametrize("clients", [1, 7])
+def test_a_stack_of_codes_is_measured_as_its_clients_are(clients):
+    draw = torch.Generator().manual_seed(clients)
+    x = torch.randn(clients, LAYOUT.d, generator=draw) ** torch.arange(1, clients + 1)[:, None]
+    coders = {"w": Linear(4), "v": Log(4)}
+    for k in (1, 2, 30, 218, 700):
+        update = Update(sparse({"w": x, "v": x.square()}, top_k(x, k), coders), (2.5,) * clients)
+        specs = [replace(SPEC, client=300 * n) for n in range(clients)]
+        frames = [encode(one, spec) for one, spec in zip(update, specs, strict=True)]
+        assert encoded_sizes(update, specs) == [len(frame) for frame in frames]
+        for one, frame, spec in zip(update, frames, specs, strict=True):
+            same(decode(frame, LAYOUT, replace(EXPECTED, client=spec.client)), one)
 
 
 @given(data=st.data())

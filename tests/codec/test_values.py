@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedsift.codec.errors import FrameError
+from fedsift.codec.update import Coded
 from fedsift.codec.values import (
     CODERS,
+    Blocked,
     Codes,
     Float,
     Linear,
@@ -44,6 +46,11 @@ def vectors(draw: st.DrawFn) -> torch.Tensor:
     return torch.from_numpy(draw(hnp.arrays(dtype, st.integers(0, 40), elements=elements)))
 
 
+def exact_size(coder: ValueCoder, codes: Codes) -> int:
+    scales = None if codes.scales is None else codes.scales[None]
+    return int(Coded(coder, Codes(codes.codes[None], scales), torch.float32).sizes())
+
+
 @BY_NAME
 @settings(max_examples=60, deadline=None)
 @given(x=vectors())
@@ -51,7 +58,7 @@ def test_wire_trip_size_and_error(coder: ValueCoder, x: torch.Tensor) -> None:
     n = len(x)
     codes = coder.quantise(x)
     payload = coder.pack(codes)
-    assert len(payload) == coder.size(n)
+    assert len(payload) == exact_size(coder, codes) <= coder.size(n)
     there = coder.unpack(payload, n)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         sent, received = coder.restore(codes, dtype), coder.restore(there, dtype)
@@ -243,17 +250,22 @@ def test_random_bytes(coder: ValueCoder, payload: bytes, n: int) -> None:
     restored = coder.restore(codes, torch.float64)
     assert len(restored) == n
     assert restored.abs().le(100 * (1 + 1e-6)).all()
-    assert coder.pack(codes) == payload[: coder.size(n)]
+    if len(payload) >= coder.size(n):  # a table may be any, but packed codes are what they are
+        packed = payload[: coder.size(n)]
+        assert coder.pack(codes) == packed or len(coder.pack(codes)) < len(packed)
 
 
 @BY_NAME
 def test_a_changed_length_is_refused(coder: ValueCoder) -> None:
     payload = coder.pack(coder.quantise(torch.randn(300)))
     for changed in (payload[:-1], payload + b"\0", b""):
-        with pytest.raises(FrameError, match="length"):
+        with pytest.raises(
+            FrameError, match=r"length|as long|unused|truncated|padding|table|encoder"
+        ):
             coder.unpack(changed, 300)
-    with pytest.raises(FrameError, match="length"):
-        coder.unpack(payload, 2**60)
+    if not isinstance(coder, Blocked) or coder.block:  # a single code in use takes no bytes
+        with pytest.raises(FrameError, match="length"):
+            coder.unpack(payload, 2**60)
 
 
 @BY_NAME

@@ -8,6 +8,7 @@ import torch
 from codec.make_vectors import LAYOUT, VECTORS, cases, describe
 from fedsift.codec import Spec, decode, encode
 from fedsift.codec.header import read_header
+from fedsift.codec.values import CODERS
 
 ABOUT = json.loads((VECTORS / "vectors.json").read_text())
 FRAMES = {each["file"].removesuffix(".bin"): each for each in ABOUT["frames"]}
@@ -41,6 +42,16 @@ def test_todays_encoder_still_writes_the_committed_frame(name):
 def test_the_vectors_hold_every_index_coder():
     used = {part["index_coder"] for each in FRAMES.values() for part in each["parts"]}
     assert used == {None, "bitmap", "packed", "entropy"}
+
+
+def test_the_vectors_hold_packed_and_entropy_coded_values():
+    forms = {
+        (each["coder"], each["bytes"] == CODERS[each["coder"]].size(part["k"]))
+        for frame in FRAMES.values()
+        for part in frame["parts"]
+        for each in part["values"].values()
+    }
+    assert forms > {("int4", True), ("int4", False), ("log8", True), ("log4", False)}
 
 
 def test_the_layout_is_the_one_that_is_written_down():

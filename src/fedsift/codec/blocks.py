@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsift.codec import symbols
 from fedsift.codec.bits import bytes_for, pack_bits, unpack_bits
 from fedsift.codec.codes import (
     ROUNDING,
@@ -25,15 +26,17 @@ from fedsift.codec.codes import (
     to_bytes,
 )
 from fedsift.codec.errors import require
+from fedsift.codec.recorded import recorded
 
 
 @dataclass(frozen=True)
-class _Blocked:
+class Blocked:
     """b-bit codes of sign and level under one scale, the largest magnitude, for each block.
 
-    Bytes: the scales, then the codes of b bits, the lowest bit first: the level and, above it, the
-    sign. Level 0 has no sign. ``block`` is a power of two, or None for one block of everything.
-    Scales are float32, or float64 if ``wide``.
+    Bytes: the scales, then the codes of b bits: the level and, above it, the sign. Level 0 has no
+    sign. The codes are packed, the lowest bit first, or in a range coder if that is shorter: the
+    length of the bytes tells which. ``block`` is a power of two, or None for one block of
+    everything. Scales are float32, or float64 if ``wide``.
     """
 
     bits: int
@@ -89,31 +92,45 @@ class _Blocked:
         each = scales.unsqueeze(-1).expand(*scales.shape, self.block or n)
         return each.flatten(-2)[..., :n]
 
+    def _scale_bytes(self, n: int) -> int:
+        return self._scale.itemsize * self._blocks(n)
+
     def size(self, n: int) -> int:
-        """Return ``len(pack(...))`` of n values."""
-        return self._scale.itemsize * self._blocks(n) + bytes_for(n, self.bits)
+        """The most bytes that n values take: those of packed codes."""
+        return self._scale_bytes(n) + bytes_for(n, self.bits)
+
+    def sizes(self, codes: Codes) -> Tensor:
+        """``len(pack(...))`` of each client's codes (clients, n), counted where these are.
+
+        >>> x = torch.tensor([[7.0, 7.0, 7.0, 7.0, 7.0], [1.0, 2.0, 3.0, 4.0, 5.0]])
+        >>> Linear(4).sizes(Linear(4).quantise(x)).tolist(), Linear(4).size(5)
+        ([6, 7], 7)
+        """
+        n = codes.codes.shape[-1]
+        coded = recorded(symbols.sizes, symbols.count(codes.codes, self.bits))
+        return self._scale_bytes(n) + torch.clamp(coded, max=bytes_for(n, self.bits))
 
     def pack(self, codes: Codes) -> bytes:
         """Write one client's codes."""
-        signed = one_client(codes)
-        sign_bit = (signed < 0).view(np.uint8) << np.uint8(self.bits - 1)
-        raw = np.abs(signed).view(np.uint8) | sign_bit
-        return to_bytes(scales_of(codes)) + pack_bits(raw, self.bits)
+        raw = symbols.unsigned(one_client(codes), self.bits).numpy()
+        coded = symbols.write(raw, self.bits, bytes_for(len(raw), self.bits))
+        return to_bytes(scales_of(codes)) + (coded or pack_bits(raw, self.bits))
 
     def unpack(self, payload: bytes, n: int, max_abs: float = float("inf")) -> Codes:
         """Read n valid codes, or raise :class:`FrameError`."""
-        require(len(payload) == self.size(n), f"{self.name}: wrong length")
-        cut = self._scale.itemsize * self._blocks(n)
+        cut = self._scale_bytes(n)
+        require(cut <= len(payload) <= self.size(n), f"{self.name}: wrong length")
         scales = from_bytes(payload[:cut], self._scale)
         require_scales(scales, max_abs, f"{self.name}: a scale")
-        raw = unpack_bits(payload[cut:], n, self.bits)
+        read = unpack_bits if len(payload) == self.size(n) else symbols.read
+        raw = read(payload[cut:], n, self.bits)
         require(not (raw == self._top + 1).any(), f"{self.name}: an unused code")
         level = (raw & self._top).astype(np.int8)
         return Codes(torch.from_numpy(np.where(raw > self._top, -level, level)), scales)
 
 
 @dataclass(frozen=True)
-class Linear(_Blocked):
+class Linear(Blocked):
     """Evenly spaced levels: x becomes c scale / s, s = 2**(b-1) - 1, c = round(s x / scale).
 
     |error| <= scale / (2 s), rounding half to even; with ``stochastic`` c is one of the two
@@ -152,7 +169,7 @@ class Linear(_Blocked):
 
 
 @dataclass(frozen=True)
-class Log(_Blocked):
+class Log(Blocked):
     """Geometric levels for values of many magnitudes: 0 and scale 2**(-R (L - l) / (L - 1)).
 
     l = 1..L, L = 2**(b-1) - 1, R = 2 (b - 1) octaves below the block's largest magnitude; each

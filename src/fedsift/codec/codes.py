@@ -27,7 +27,7 @@ class Codes:
 
 
 class ValueCoder(Protocol):
-    """A way to write n real numbers in a number of bytes that depends on n alone."""
+    """A way to write n real numbers as bytes; how many depends on n, or also on the codes."""
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class ValueCoder(Protocol):
         """Turn codes back into values."""
 
     def size(self, n: int) -> int:
-        """Return ``len(pack(...))`` of n values."""
+        """The most bytes that n values take; all but :class:`Blocked` coders take just so many."""
 
     def pack(self, codes: Codes) -> bytes:
         """Write one client's codes."""
@@ -88,12 +88,11 @@ def scales_of(codes: Codes) -> Tensor:
     return codes.scales
 
 
-def one_client(codes: Codes) -> npt.NDArray[np.int8]:
+def one_client(codes: Codes) -> Tensor:
     """The codes of a single client."""
     if codes.codes.dim() != 1:
         raise ValueError("pack takes one client's codes, a vector")
-    signed: npt.NDArray[np.int8] = codes.codes.numpy()
-    return signed
+    return codes.codes
 
 
 def to_bytes(x: Tensor) -> bytes:

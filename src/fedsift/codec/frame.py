@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from fedsift.codec.gaps import Ints
 from fedsift.codec.header import ID_BYTES, Header, PartHeader, read_header, write_header
-from fedsift.codec.index import auto_stacked
+from fedsift.codec.index import IndexCoder, shortest, shortest_sizes
 from fedsift.codec.limits import FrameError, Limits
 from fedsift.codec.update import Coded, Part, Role, Update
-from fedsift.codec.values import Codes
+from fedsift.codec.values import Codes, ValueCoder
 from fedsift.vector import Layout, Moments, raw_bytes
 
 CHECKSUM_BYTES = 8
@@ -56,13 +55,9 @@ def encode(update: Update, spec: Spec) -> bytes:
     """
     if len(update.weights) != 1:
         raise ValueError(f"a frame holds one client's update, not {len(update.weights)}")
-    (header,), pieces = headers_of(update, [spec]), []
-    for part, about in zip(update.parts, header.parts, strict=True):
-        if part.indices is not None and about.index is not None:
-            starts = spec.layout.starts
-            pieces.append(about.index.encode(_indices(part), spec.layout.d, starts))
-        pieces += [coded.coder.pack(_only(coded.codes)) for coded in part.values.values()]
-    body = b"".join([write_header(header), *pieces])
+    parts = [_encode_part(part, spec.layout) for part in update.parts]
+    header = header_of(spec, *update.weights, tuple(about for about, _ in parts))
+    body = b"".join([write_header(header), *(payload for _, payload in parts)])
     return body + checksum(body)
 
 
@@ -125,23 +120,47 @@ def open_frame(frame: bytes, layout: Layout, limits: Limits) -> tuple[Header, in
 
 def headers_of(update: Update, specs: Sequence[Spec]) -> list[Header]:
     """The headers of the frames that carry a stack's updates."""
-    by_part = [_part_headers(part, specs[0].layout, len(specs)) for part in update.parts]
+    by_part = [_part_headers(part, specs[0].layout) for part in update.parts]
+    by_client = zip(*by_part, strict=True) if by_part else [()] * len(specs)
+    return [header_of(*about) for about in zip(specs, update.weights, by_client, strict=True)]
+
+
+def header_of(spec: Spec, weight: float, parts: tuple[PartHeader, ...]) -> Header:
+    """The header of one frame."""
+    where = (spec.run, spec.base, spec.algorithm, spec.round, spec.client)
+    return Header(*where, spec.layout.d, weight, parts)
+
+
+def _part_headers(part: Part, layout: Layout) -> list[PartHeader]:
+    about, coders = _about(part, layout)
+    values = [coded.sizes() for coded in part.values.values()]
+    masks: list[tuple[IndexCoder | None, int]] = [(None, 0)] * len(values[0])
+    if part.indices is not None:  # a device is asked when it has the values' sizes in hand, too
+        masks = [*shortest_sizes(part.indices, layout.d, layout.starts)]
+    by_client = zip(*(sizes.tolist() for sizes in values), strict=True)
     return [
-        Header(s.run, s.base, s.algorithm, s.round, s.client, s.layout.d, weight, parts)
-        for s, weight, parts in zip(specs, update.weights, zip(*by_part, strict=True), strict=True)
+        PartHeader(*about, *mask, coders, sizes)
+        for mask, sizes in zip(masks, by_client, strict=True)
     ]
 
 
-def _part_headers(part: Part, layout: Layout, clients: int) -> list[PartHeader]:
-    roles = tuple(part.values)
-    coders = tuple(coded.coder for coded in part.values.values())
-    if part.indices is None:
-        if any(coded.codes.codes.shape[-1] != layout.d for coded in part.values.values()):
-            raise ValueError(f"a part without indices has all {layout.d} coordinates of the model")
-        return [PartHeader(roles, layout.d, None, 0, coders)] * clients
-    k = part.indices.shape[-1]
-    chosen = auto_stacked(part.indices, layout.d, layout.starts)
-    return [PartHeader(roles, k, coder, size, coders) for coder, size in chosen]
+def _encode_part(part: Part, layout: Layout) -> tuple[PartHeader, bytes]:
+    (about, coders), index, mask = _about(part, layout), None, b""
+    if part.indices is not None:
+        index, mask = shortest(part.indices[0].cpu().numpy(), layout.d, layout.starts)
+    values = [coded.coder.pack(_only(coded.codes)) for coded in part.values.values()]
+    header = PartHeader(*about, index, len(mask), coders, tuple(map(len, values)))
+    return header, b"".join([mask, *values])
+
+
+def _about(
+    part: Part, layout: Layout
+) -> tuple[tuple[tuple[Role, ...], int], tuple[ValueCoder, ...]]:
+    """A part's roles and number of coordinates, and its coders."""
+    k = layout.d if part.indices is None else part.indices.shape[-1]
+    if any(coded.codes.codes.shape[-1] != k for coded in part.values.values()):
+        raise ValueError(f"a part without indices has all {layout.d} coordinates of the model")
+    return (tuple(part.values), k), tuple(coded.coder for coded in part.values.values())
 
 
 def state_hash(state: Moments) -> bytes:
@@ -163,11 +182,6 @@ def unseal(frame: bytes) -> bytes:
 def checksum(body: bytes) -> bytes:
     """Eight bytes of BLAKE2b over everything before them."""
     return hashlib.blake2b(body, digest_size=CHECKSUM_BYTES).digest()
-
-
-def _indices(part: Part) -> Ints:
-    assert part.indices is not None
-    return part.indices[0].cpu().numpy()
 
 
 def _only(codes: Codes) -> Codes:

@@ -6,17 +6,19 @@ import math
 import struct
 from dataclasses import dataclass
 
+from fedsift.codec.errors import require
 from fedsift.codec.index import CODERS, IndexCoder
 from fedsift.codec.limits import FrameError, Limits, Shape
 from fedsift.codec.update import ROLES, Role
-from fedsift.codec.values import ValueCoder, from_wire_id
+from fedsift.codec.values import Blocked, ValueCoder, from_wire_id
 from fedsift.vector import Layout
 
 MAGIC = b"fs"
-VERSION = 1
+VERSION = 2
 ID_BYTES = 8
 DENSE = 0
 """Stands where an index coder's id would, if every coordinate is sent."""
+_EXACT = 1 << 53  # below it every whole number is a float64
 INDEX_CODERS: dict[int, IndexCoder] = {coder.wire_id: coder for coder in CODERS}
 
 
@@ -29,11 +31,7 @@ class PartHeader:
     index: IndexCoder | None
     index_bytes: int
     coders: tuple[ValueCoder, ...]
-
-    @property
-    def value_bytes(self) -> tuple[int, ...]:
-        """Bytes of each role's values."""
-        return tuple(coder.size(self.k) for coder in self.coders)
+    value_bytes: tuple[int, ...]
 
     @property
     def payload_bytes(self) -> int:
@@ -100,20 +98,32 @@ def write_header(header: Header) -> bytes:
             varint(header.round),
             varint(header.client),
             varint(header.d),
-            struct.pack("<d", header.weight),
+            _write_weight(header.weight),
             bytes([len(header.parts)]),
-            *(_write_part(part) for part in header.parts),
+            *(_write_part(part, header.d) for part in header.parts),
         ]
     )
 
 
-def _write_part(part: PartHeader) -> bytes:
+def _write_weight(weight: float) -> bytes:
+    """A whole number as it is; anything else as float64 behind a 0."""
+    if 1 <= weight < _EXACT and weight.is_integer():
+        return varint(int(weight))
+    return b"\0" + struct.pack("<d", weight)
+
+
+def _write_part(part: PartHeader, d: int) -> bytes:
     roles = sum(1 << ROLES.index(role) for role in part.roles)
-    coders = b"".join(struct.pack("<H", coder.wire_id) for coder in part.coders)
-    if part.index is None:
-        return bytes([roles, DENSE]) + coders
-    counts = varint(part.k) + varint(part.index_bytes)
-    return bytes([roles, part.index.wire_id]) + counts + coders
+    pieces = [bytes([roles | (DENSE if part.index is None else part.index.wire_id) << len(ROLES)])]
+    if part.index is not None:
+        pieces.append(varint(part.k))
+        if part.index.size_of(part.k, d) is None:
+            pieces.append(varint(part.index_bytes))
+    for coder, size in zip(part.coders, part.value_bytes, strict=True):
+        pieces.append(varint(coder.wire_id))
+        if isinstance(coder, Blocked):
+            pieces.append(varint(size))
+    return b"".join(pieces)
 
 
 def read_header(frame: bytes) -> tuple[Header, int]:
@@ -126,23 +136,43 @@ def read_header(frame: bytes) -> tuple[Header, int]:
     run, base = reader.take(ID_BYTES), reader.take(ID_BYTES)
     name = reader.take(reader.byte())
     round, client, d = reader.varint(), reader.varint(), reader.varint()
-    (weight,) = struct.unpack("<d", reader.take(8))
+    weight = _read_weight(reader)
     parts = tuple(_read_part(reader, d) for _ in range(reader.byte()))
     if not name.isascii() or not name.decode().isprintable():
         raise FrameError("the algorithm's name is not printable ASCII")
     return Header(run, base, name.decode(), round, client, d, weight, parts), reader.at
 
 
+def _read_weight(reader: Reader) -> float:
+    if whole := reader.varint():
+        require(whole < _EXACT, "the weight is too large")
+        return float(whole)
+    weight: float = struct.unpack("<d", reader.take(8))[0]
+    require(not (1 <= weight < _EXACT and weight.is_integer()), "a whole weight is written so")
+    return weight
+
+
 def _read_part(reader: Reader, d: int) -> PartHeader:
-    bits, coder = reader.byte(), reader.byte()
-    if not 0 < bits < 1 << len(ROLES):
-        raise FrameError(f"unknown roles {bits}")
-    if coder != DENSE and coder not in INDEX_CODERS:
-        raise FrameError(f"unknown index coder {coder}")
+    coder, bits = divmod(reader.byte(), 1 << len(ROLES))
+    require(bits > 0, "a part without roles")
+    require(coder == DENSE or coder in INDEX_CODERS, f"unknown index coder {coder}")
     roles = tuple(role for place, role in enumerate(ROLES) if bits >> place & 1)
-    k, index_bytes = (d, 0) if coder == DENSE else (reader.varint(), reader.varint())
-    coders = tuple(from_wire_id(struct.unpack("<H", reader.take(2))[0]) for _ in roles)
-    return PartHeader(roles, k, INDEX_CODERS.get(coder), index_bytes, coders)
+    index, k, index_bytes = INDEX_CODERS.get(coder), d, 0
+    if index is not None:
+        k = reader.varint()
+        known = index.size_of(k, d)
+        index_bytes = reader.varint() if known is None else known
+    coders, sizes = zip(*(_read_values(reader, k) for _ in roles), strict=True)
+    return PartHeader(roles, k, index, index_bytes, coders, sizes)
+
+
+def _read_values(reader: Reader, k: int) -> tuple[ValueCoder, int]:
+    """A role's coder and bytes, which are never more than those of packed codes."""
+    coder = from_wire_id(reader.varint())
+    most = coder.size(k)
+    size = reader.varint() if isinstance(coder, Blocked) else most
+    require(size <= most, f"{coder.name}: more bytes than values need")
+    return coder, size
 
 
 class Reader:

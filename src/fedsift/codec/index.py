@@ -6,6 +6,7 @@ layers (the first is 0). The receiver knows d, k and the layers; the payload hol
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -13,17 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsift.codec.bits import bytes_for
 from fedsift.codec.errors import require
 from fedsift.codec.gaps import (
     GapModel,
-    Ints,
-    best_model,
     fine_buckets,
     gaps_of,
     histogram_of,
     segments,
 )
-from fedsift.codec.sizes import mask_sizes
+from fedsift.codec.sizes import best_model, best_sizes, mask_sizes
+from fedsift.codec.tables import Ints
 
 MAX_DIMENSION = 1 << 32
 
@@ -33,6 +34,9 @@ class IndexCoder(Protocol):
 
     name: ClassVar[str]
     wire_id: ClassVar[int]
+
+    def size_of(self, k: int, d: int) -> int | None:
+        """The bytes of k indices of [0, d), if these do not matter."""
 
     def size(self, indices: Ints, d: int, layers: Ints) -> int:
         """Return ``len(encode(...))`` without encoding."""
@@ -55,9 +59,13 @@ class Bitmap:
     name: ClassVar[str] = "bitmap"
     wire_id: ClassVar[int] = 1
 
+    def size_of(self, k: int, d: int) -> int:
+        """The bytes of k indices of [0, d)."""
+        return bytes_for(d, 1)
+
     def size(self, indices: Ints, d: int, layers: Ints) -> int:
         """Return ``len(encode(...))`` without encoding."""
-        return -(-d // 8)
+        return self.size_of(len(indices), d)
 
     def encode(self, indices: Ints, d: int, layers: Ints) -> bytes:
         """Write the indices."""
@@ -68,7 +76,7 @@ class Bitmap:
     def decode(self, payload: bytes, k: int, d: int, layers: Ints) -> Ints:
         """Read the k indices back; any other bytes raise :class:`FrameError`."""
         _require_possible(k, d)
-        require(len(payload) == -(-d // 8), "bitmap: wrong length")
+        require(len(payload) == self.size_of(k, d), "bitmap: wrong length")
         packed = np.frombuffer(payload, np.uint8)
         require(int(np.bitwise_count(packed).sum(dtype=np.int64)) == k, "bitmap: not k indices")
         indices = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
@@ -87,9 +95,13 @@ class Packed:
     name: ClassVar[str] = "packed"
     wire_id: ClassVar[int] = 2
 
+    def size_of(self, k: int, d: int) -> int:
+        """The bytes of k indices of [0, d)."""
+        return bytes_for(k, (d - 1).bit_length())
+
     def size(self, indices: Ints, d: int, layers: Ints) -> int:
         """Return ``len(encode(...))`` without encoding."""
-        return -(-len(indices) * (d - 1).bit_length() // 8)
+        return self.size_of(len(indices), d)
 
     def encode(self, indices: Ints, d: int, layers: Ints) -> bytes:
         """Write the indices."""
@@ -101,7 +113,7 @@ class Packed:
         """Read the k indices back; any other bytes raise :class:`FrameError`."""
         _require_possible(k, d)
         width = (d - 1).bit_length()
-        require(len(payload) == -(-k * width // 8), "packed: wrong length")
+        require(len(payload) == self.size_of(k, d), "packed: wrong length")
         flat = np.unpackbits(np.frombuffer(payload, np.uint8), bitorder="little")
         require(not flat[k * width :].any(), "packed: padding is not zero")
         octets = np.packbits(flat[: k * width].reshape(k, width), axis=1, bitorder="little")
@@ -119,15 +131,18 @@ class Entropy:
     A gap's bucket is its float form: the exponent and the first s bits after the leading one.
     Buckets are coded under one table, or one for each large layer; the gap's remaining low bits
     follow, uniform. The size is a function of :func:`gap_histogram` alone; the encoder tries all
-    eight models (s = 0..3, one table or layered) on it and pads with zeros to that size.
+    sixteen models (s = 0..3, one table or layered, log-weights of eight bits or four) on it.
 
     >>> coder, mask = Entropy(), np.arange(0, 1000, 10)
     >>> len(coder.encode(mask, 1000, np.array([0]))), coder.size(mask, 1000, np.array([0]))
-    (16, 16)
+    (9, 9)
     """
 
     name: ClassVar[str] = "entropy"
     wire_id: ClassVar[int] = 3
+
+    def size_of(self, k: int, d: int) -> None:
+        """Return None: the indices matter."""
 
     def size(self, indices: Ints, d: int, layers: Ints) -> int:
         """Return ``len(encode(...))`` without encoding."""
@@ -135,11 +150,7 @@ class Entropy:
 
     def encode(self, indices: Ints, d: int, layers: Ints) -> bytes:
         """Write the indices."""
-        coded = _minority(_checked(indices, d), d)
-        gaps = gaps_of(coded)
-        buckets = fine_buckets(gaps)
-        model = best_model(histogram_of(coded, segments(layers, d), buckets))[1]
-        return model.header() + model.write(gaps, buckets)
+        return _plan(indices, d, layers)[1]()
 
     def decode(self, payload: bytes, k: int, d: int, layers: Ints) -> Ints:
         """Read the k indices back; any other bytes raise :class:`FrameError`."""
@@ -157,38 +168,56 @@ class Entropy:
 CODERS: tuple[IndexCoder, ...] = (Bitmap(), Packed(), Entropy())
 
 
-def auto(indices: Ints, d: int, layers: Ints) -> tuple[IndexCoder, int]:
-    """Pick the coder with the smallest exact size; the first of :data:`CODERS` wins a tie.
+def shortest(indices: Ints, d: int, layers: Ints) -> tuple[IndexCoder, bytes]:
+    """The coder with the fewest bytes, and these; the first of :data:`CODERS` wins a tie.
 
-    >>> coder, size = auto(np.array([7]), 1000, np.array([0]))
-    >>> coder.name, size
-    ('packed', 2)
+    >>> coder, payload = shortest(np.array([7]), 1000, np.array([0]))
+    >>> coder.name, payload.hex()
+    ('packed', '0700')
     """
-    sized = ((coder, coder.size(indices, d, layers)) for coder in CODERS)
+    size, write = _plan(indices, d, layers)
+    coder, fixed = _fixed(len(indices), d)
+    return (coder, coder.encode(indices, d, layers)) if fixed <= size else (Entropy(), write())
+
+
+def _fixed(k: int, d: int) -> tuple[IndexCoder, int]:
+    """The shorter of the two forms whose length does not depend on the indices."""
+    bitmap, packed = Bitmap(), Packed()
+    sized: list[tuple[IndexCoder, int]] = [
+        (bitmap, bitmap.size_of(k, d)),
+        (packed, packed.size_of(k, d)),
+    ]
     return min(sized, key=lambda pair: pair[1])
 
 
-def auto_stacked(indices: Tensor, d: int, layers: Ints) -> list[tuple[IndexCoder, int]]:
-    """:func:`auto` for each row of a stack ``(clients, k)``, wherever it is.
+def _plan(indices: Ints, d: int, layers: Ints) -> tuple[int, Callable[[], bytes]]:
+    """The entropy coder's size, and what writes so many bytes."""
+    coded = _minority(_checked(indices, d), d)
+    gaps = gaps_of(coded)
+    buckets = fine_buckets(gaps)
+    size, model = best_model(histogram_of(coded, segments(layers, d), buckets))
+    return size, lambda: model.header() + model.write(gaps, buckets)
+
+
+def shortest_sizes(indices: Tensor, d: int, layers: Ints) -> list[tuple[IndexCoder, int]]:
+    """The coder with the fewest bytes for each row of a stack ``(clients, k)``, and how many.
 
     On an accelerator the gaps are counted there, and only their histograms are copied.
 
-    >>> auto_stacked(torch.tensor([[7], [8]]), 1000, np.array([0])) == [(Packed(), 2)] * 2
+    >>> shortest_sizes(torch.tensor([[7], [8]]), 1000, np.array([0])) == [(Packed(), 2)] * 2
     True
     """
-    k = indices.shape[-1]
-    if indices.device.type == "cpu":
-        return [auto(row, d, layers) for row in indices.numpy()]
-    nothing = np.empty(0, np.int64)
-    bitmap, packed = Bitmap(), Packed()
-    fixed: list[tuple[IndexCoder, int]] = [
-        (bitmap, bitmap.size(nothing, d, layers)),
-        (packed, -(-k * (d - 1).bit_length() // 8)),
-    ]
-    entropy: IndexCoder = Entropy()
-    coded = indices if 2 * k <= d else _stacked_complement(indices, d)
-    sizes = mask_sizes(coded, segments(layers, d)).tolist()
-    return [min([*fixed, (entropy, size)], key=lambda pair: pair[1]) for size in sizes]
+    fixed = _fixed(indices.shape[-1], d)
+    sizes = _entropy_sizes(indices, d, layers).tolist()
+    return [min(fixed, (Entropy(), size), key=lambda pair: pair[1]) for size in sizes]
+
+
+def _entropy_sizes(indices: Tensor, d: int, layers: Ints) -> Tensor:
+    if indices.device.type == "cpu":  # numpy counts faster, and with less memory
+        each = [gap_histogram(row, d, layers) for row in indices.numpy()]
+        return best_sizes(torch.from_numpy(np.stack(each)))
+    coded = indices if 2 * indices.shape[-1] <= d else _stacked_complement(indices, d)
+    return mask_sizes(coded, segments(layers, d))
 
 
 def _stacked_complement(indices: Tensor, d: int) -> Tensor:
@@ -221,7 +250,7 @@ def entropy_size(histogram: Ints) -> int:
     >>> entropy_size(np.zeros((1, 240), np.int64))
     0
     """
-    return best_model(histogram)[0]
+    return int(best_sizes(torch.from_numpy(histogram)[None]))
 
 
 def _require_possible(k: int, d: int) -> None:

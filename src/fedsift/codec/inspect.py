@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsift.codec.errors import require
-from fedsift.codec.frame import CHECKSUM_BYTES, Spec, unseal
-from fedsift.codec.header import Header, PartHeader, read_header, write_header
+from fedsift.codec.frame import CHECKSUM_BYTES, Spec, header_of, unseal
+from fedsift.codec.header import Header, PartHeader, read_header, varint, write_header
 from fedsift.codec.index import CODERS
 from fedsift.codec.update import Part, Update
+from fedsift.codec.values import Blocked
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,11 @@ def above_limit(part: PartHeader, d: int) -> float | None:
     return 8 * part.index_bytes / limit if part.index is not None and limit > 0 else None
 
 
-def bytes_by_part(update: Update, specs: Sequence[Spec], sizes: Sequence[int]) -> Counter[str]:
+def bytes_by_part(update: Update, specs: Sequence[Spec], frames: Sequence[int]) -> Counter[str]:
     """What the bytes of a stack's frames are for: ``header``, ``mask``, ``w``, ``m`` and ``v``.
 
-    Only masks vary in size, so that nothing has to be encoded, nor looked at on a device. To the
-    masks go their payloads and the fields that say how long those are; to the header all else, the
-    checksum included.
+    ``frames`` are the frames' sizes. To masks and values go their payloads and the fields that say
+    how long those are; to the header all else, the checksum included.
 
     >>> from torch import nn, tensor
     >>> from fedsift.codec.frame import encoded_size
@@ -71,24 +71,26 @@ def bytes_by_part(update: Update, specs: Sequence[Spec], sizes: Sequence[int]) -
     >>> spec = Spec(Layout.of(nn.Linear(1, 1)), "fedsgd")
     >>> update = Update(dense({"w": tensor([[1.0, 2.0]])}), (1.0,))
     >>> bytes_by_part(update, [spec], [encoded_size(update, spec)])
-    Counter({'header': 50, 'w': 8})
+    Counter({'header': 41, 'w': 8})
     """
-    parts = tuple(_without_mask(part, specs[0].layout.d) for part in update.parts)
-    masks = sum(part.index is not None for part in parts)  # each has one byte for "no bytes"
-    bare = (
-        Header(s.run, s.base, s.algorithm, s.round, s.client, s.layout.d, 0.0, parts) for s in specs
-    )
+    parts = tuple(_without_lengths(part, specs[0].layout.d) for part in update.parts)
     counted: Counter[str] = Counter()
-    counted["header"] = sum(len(write_header(h)) - masks + CHECKSUM_BYTES for h in bare)
-    for part in parts:
-        for role, count in zip(part.roles, part.value_bytes, strict=True):
-            counted[role] += count * len(specs)
-    if masks:
-        counted["mask"] = sum(sizes) - counted.total()
+    for spec, weight in zip(specs, update.weights, strict=True):
+        counted["header"] += len(write_header(header_of(spec, weight, parts))) + CHECKSUM_BYTES
+    for part in update.parts:
+        for role, coded in part.values.items():
+            sizes = coded.sizes().tolist()
+            counted[role] += sum(sizes)
+            if isinstance(coded.coder, Blocked):  # in the header above, each had one byte for "0"
+                counted[role] += sum(len(varint(size)) for size in sizes)
+                counted["header"] -= len(sizes)
+    if any(part.indices is not None for part in update.parts):
+        counted["mask"] = sum(frames) - counted.total()
     return counted
 
 
-def _without_mask(part: Part, d: int) -> PartHeader:
-    k = d if part.indices is None else part.indices.shape[-1]
+def _without_lengths(part: Part, d: int) -> PartHeader:
+    """A header whose mask has no field for its length, and whose values have no bytes."""
+    k, index = (d, None) if part.indices is None else (part.indices.shape[-1], CODERS[0])
     coders = tuple(coded.coder for coded in part.values.values())
-    return PartHeader(tuple(part.values), k, None if part.indices is None else CODERS[0], 0, coders)
+    return PartHeader(tuple(part.values), k, index, 0, coders, (0,) * len(coders))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from fedsift.codec.values import Codes, ValueCoder, exact
+from fedsift.codec.values import Blocked, Codes, ValueCoder, exact
 from fedsift.select import LITTLE
 from fedsift.vector import Moments
 
@@ -42,6 +42,13 @@ class Coded:
     def restore(self) -> Tensor:
         """The values as their receiver sees them."""
         return self.coder.restore(self.codes, self.dtype)
+
+    def sizes(self) -> Tensor:
+        """The bytes of each client's values; a device has to count only where they can differ."""
+        if isinstance(self.coder, Blocked):
+            return self.coder.sizes(self.codes)
+        clients, n = self.codes.codes.shape
+        return torch.full((clients,), self.coder.size(n))
 
     def rows(self, which: Rows) -> Coded:
         """Some clients' values."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsift.codec.bits import bytes_for, pack_bits, unpack_bits
-from fedsift.codec.blocks import Linear, Log
+from fedsift.codec.blocks import Blocked, Linear, Log
 from fedsift.codec.codes import (
     ROUNDING,
     TINY,
@@ -35,6 +35,7 @@ from fedsift.codec.errors import FrameError, require
 
 __all__ = [
     "CODERS",
+    "Blocked",
     "Codes",
     "Float",
     "Linear",
@@ -92,7 +93,7 @@ class Float:
         return codes.codes.to(dtype)
 
     def size(self, n: int) -> int:
-        """Return ``len(pack(...))`` of n values."""
+        """The bytes of n values."""
         return n * self._dtype.itemsize
 
     def pack(self, codes: Codes) -> bytes:
@@ -160,12 +161,13 @@ class Sign:
         return (codes.codes * scales_of(codes).to(at_least_float32(dtype))).to(dtype)
 
     def size(self, n: int) -> int:
-        """Return ``len(pack(...))`` of n values."""
+        """The bytes of n values."""
         return self._scale.itemsize * min(n, 1) + bytes_for(n, 1)
 
     def pack(self, codes: Codes) -> bytes:
         """Write one client's codes."""
-        return to_bytes(scales_of(codes)) + pack_bits((one_client(codes) < 0).astype(np.uint8), 1)
+        negative = (one_client(codes) < 0).view(torch.uint8)
+        return to_bytes(scales_of(codes)) + pack_bits(negative.numpy(), 1)
 
     def unpack(self, payload: bytes, n: int, max_abs: float = float("inf")) -> Codes:
         """Read n valid codes, or raise :class:`FrameError`."""

@@ -1,0 +1,221 @@
+"""Entropy-coded values: exact sizes, near the entropy, and nothing accepted but what is sound."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codec.test_index import reference_weights
+from fedsift.codec import symbols
+from fedsift.codec.blocks import Blocked, Linear, Log
+from fedsift.codec.codes import Codes
+from fedsift.codec.errors import FrameError
+
+ANY = 1 << 40
+
+
+def entropy(codes: np.ndarray) -> float:
+    """Bytes at the information limit, the table not counted."""
+    counts = np.unique(codes, return_counts=True)[1]
+    return float(-(counts * np.log2(counts / counts.sum())).sum() / 8)
+
+
+def written(codes: np.ndarray, bits: int) -> bytes:
+    """The codes' bytes, after a round trip and with the size that was counted."""
+    stack = torch.from_numpy(codes)[None]
+    raw = symbols.unsigned(stack[0], bits).numpy().astype(np.uint8)
+    payload = symbols.write(raw, bits, ANY)
+    assert payload is not None
+    assert [len(payload)] == symbols.sizes(symbols.count(stack, bits)).tolist()
+    assert np.array_equal(symbols.read(payload, len(raw), bits), raw)
+    return payload
+
+
+def drawn(n: int, bits: int, spread: float, seed: int = 0) -> np.ndarray:
+    top = 2 ** (bits - 1) - 1
+    x = np.random.default_rng(seed).standard_normal(n) * spread
+    return np.clip(np.round(x), -top, top).astype(np.int8)
+
+
+@st.composite
+def codes(draw: st.DrawFn) -> tuple[np.ndarray, int]:
+    """Codes of any width: few of many kinds, or many of one kind and some of others."""
+    bits = draw(st.integers(2, 8))
+    top = 2 ** (bits - 1) - 1
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    chosen = rng.integers(-top, top + 1, draw(st.integers(1, 20)))
+    rare = draw(st.sampled_from([0.0, 0.001, 0.1, 1.0]))
+    n = draw(st.integers(1, 50) | st.integers(50, 5000))
+    picked = np.where(rng.random(n) < rare, rng.choice(chosen, n), chosen[0])
+    return picked.astype(np.int8), bits
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=codes())
+def test_round_trip_and_exact_size(case: tuple[np.ndarray, int]) -> None:
+    written(*case)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 16_384, 16_385, 100_000])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_any_number_of_codes(n: int, bits: int) -> None:
+    if n:
+        written(drawn(n, bits, 2.0), bits)
+    assert symbols.sizes(symbols.count(torch.zeros(3, n, dtype=torch.int8), bits)).shape == (3,)
+
+
+@pytest.mark.parametrize("spread", [0.3, 0.6, 1.0, 2.0, 3.0])
+def test_few_and_many_values_are_near_the_limit(spread: float) -> None:
+    """Of 4 bits: within a small table and 2 bytes for 200 values, and 0.3 % for 100,000."""
+    few, many = drawn(200, 4, spread), drawn(100_000, 4, spread)
+    assert len(written(few, 4)) <= entropy(few) + 2 + len(np.unique(few)) / 2 + 2
+    assert len(written(many, 4)) <= 1.003 * entropy(many) + 20
+
+
+def test_likely_symbols_stay_within_the_size() -> None:
+    """Where the range coder loses most: one code is nearly everything, in any order."""
+    for rare in (1, 3, 50, 5000):
+        many = np.zeros(100_000, np.int8)
+        many[:rare] = 1
+        written(many, 4)
+        written(np.random.default_rng(rare).permutation(many), 4)
+
+
+def test_one_code_takes_no_more_than_its_table() -> None:
+    assert written(np.full(10_000, -3, np.int8), 4).hex() == "0008"
+    assert written(np.zeros(10_000, np.int8), 2).hex() == "01"
+
+
+@pytest.mark.parametrize("kind", [Linear, Log])
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_the_smaller_form_is_taken(kind: type[Blocked], bits: int) -> None:
+    coder = kind(bits)
+    even = torch.arange(-coder._top, coder._top + 1, dtype=torch.int8).repeat(3)
+    for all_codes in (even, torch.ones(300, dtype=torch.int8)):
+        n = len(all_codes)
+        packed = Codes(all_codes, torch.ones(-(-n // 256)))
+        payload = coder.pack(packed)
+        assert (len(payload) == coder.size(n)) == (all_codes is even)
+        assert torch.equal(coder.unpack(payload, n).codes, all_codes)
+
+
+def test_the_size_of_a_stack_is_that_of_each() -> None:
+    stack = torch.from_numpy(np.stack([drawn(999, 4, s) for s in (0.1, 0.5, 2.0, 9.0)]))
+    sizes = symbols.sizes(symbols.count(stack, 4)).tolist()
+    assert sizes == [len(written(row.numpy(), 4)) for row in stack]
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("piece", [256, 1 << 20])
+def test_a_device_counts_the_same(bits: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symbols, "_PIECE", piece)
+    for n in (0, 1, 63, 64, 1000):
+        stack = torch.from_numpy(np.stack([drawn(n, bits, s) for s in (0.5, 30.0)]))
+        assert torch.equal(symbols._scattered(stack, bits), symbols.count(stack, bits))
+
+
+@pytest.mark.parametrize("coder", [Linear(4), Log(4), Linear(8, None)], ids=repr)
+def test_sizes_are_counted_without_waiting_for_the_device(coder: Blocked) -> None:
+    """A meta tensor has no data: any step that looked at a value on the host would fail."""
+    held = Codes(torch.empty(3, 700, dtype=torch.int8, device="meta"))
+    assert coder.sizes(held).shape == (3,)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_same_on_a_gpu() -> None:
+    stack = torch.from_numpy(np.stack([drawn(5000, 4, s) for s in (0.1, 0.5, 2.0, 9.0)]))
+    on_gpu = stack.cuda()
+    coder = Linear(4)
+    coder.sizes(Codes(on_gpu))  # the first call records
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        first, second = coder.sizes(Codes(on_gpu)), coder.sizes(Codes(on_gpu.flip(0)))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert first.tolist() == coder.sizes(Codes(stack)).tolist() == second.tolist()[::-1]
+
+
+# The specification, executed by a plain implementation that shares no code with the coder.
+
+
+def reference_read(payload: bytes, n: int, bits: int) -> list[int]:
+    """Decode by whole numbers: the code is a fraction, and each symbol narrows what it is of."""
+    row = [octet >> i & 1 for octet in payload for i in range(8)]
+    codes = [code for code in range(2**bits) if row[code] and code != 2 ** (bits - 1)]
+    width = 8 if row[2 ** (bits - 1)] else 4
+    if len(codes) == 1:
+        return codes * n
+    end = 2**bits + width * len(codes)
+    at = range(2**bits, end, width)
+    listed = [sum(bit << i for i, bit in enumerate(row[a : a + width])) for a in at]
+    weights = reference_weights(listed if width == 8 else [132 + 4 * v for v in listed])
+    code = payload[-(-end // 8) :]
+    value, rng = int.from_bytes(code[:8].ljust(8, b"\0"), "big"), 2**64 - 1
+    rest, found = iter(code[8:]), []
+    for _ in range(n):
+        step, left, i = rng >> 24, 0, 0
+        while step * (left + weights[i]) <= value:
+            left, i = left + weights[i], i + 1
+        value, rng = value - step * left, step * weights[i]
+        found.append(codes[i])
+        if rng < 2**32:
+            word = sum(next(rest, 0) << shift for shift in (24, 16, 8, 0))
+            value, rng = value << 32 | word, rng << 32
+    return found
+
+
+@settings(deadline=None)
+@given(case=codes())
+def test_the_bytes_are_those_of_the_specification(case: tuple[np.ndarray, int]) -> None:
+    raw = symbols.unsigned(torch.from_numpy(case[0]), case[1]).tolist()
+    assert reference_read(written(*case), len(raw), case[1]) == raw
+
+
+# Hostile bytes.
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=codes(), data=st.data())
+def test_changed_bytes_are_refused_or_sound(case: tuple[np.ndarray, int], data: st.DataObject):
+    payload = bytearray(written(*case))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(payload)))
+        payload[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    try:
+        raw = symbols.read(bytes(payload), len(case[0]), case[1])
+    except FrameError:
+        return
+    assert len(raw) == len(case[0])
+    assert raw.max() < 2 ** case[1]
+    assert not (raw == 2 ** (case[1] - 1)).any()
+
+
+@settings(max_examples=300, deadline=None)
+@given(payload=st.binary(max_size=40), n=st.integers(0, 100), bits=st.integers(2, 8))
+def test_random_bytes(payload: bytes, n: int, bits: int) -> None:
+    with contextlib.suppress(FrameError):
+        assert len(symbols.read(payload, n, bits)) == n
+
+
+def test_tables_that_no_encoder_writes() -> None:
+    payload = written(drawn(300, 4, 2.0), 4)
+    coarse = not payload[1] & 1
+    assert coarse
+    cases = {
+        "no code in use": b"\0\0" + payload[2:],
+        "truncated": payload[:3],
+        "no bytes": b"",
+        "a weight of zero": payload[:2] + b"\x0f" + payload[3:],
+        "fine weights of a single code": b"\x02\x01",
+        "bytes behind a single code": b"\x02\x00\x00",
+        "a weight above the top": b"\x03\x01\xc1\xc0" + payload[4:],
+        "padding": b"\x07\x00\xff\x1f" + payload[4:],
+        "a byte less": payload[:-1],
+        "a byte more": payload + b"\0",
+    }
+    for changed in cases.values():
+        with pytest.raises(FrameError):
+            symbols.read(changed, 300, 4)
