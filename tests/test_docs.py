@@ -216,7 +216,8 @@ def test_the_table_of_the_comparison_is_that_of_the_committed_run():
     for row in rows:
         mibit = f"{float(row['mibit']):.2f}" if row["mibit"] else "∞"
         ratio = f"{float(row['ratio']):.2f}×" if row["ratio"] else ""
-        cells = [row["algorithm"], mibit, ratio, row["round"] or "–"]
+        megabytes = f"{float(row['megabytes']):.2f}" if row["megabytes"] else "–"
+        cells = [row["algorithm"], mibit, ratio, megabytes, row["round"] or "–"]
         cells += [f"{100 * float(row[key]):.2f} %" for key in ("best_accuracy", "final_accuracy")]
         assert "| " + " | ".join(cells).replace("|  |", "| |") + " |" in page, row["algorithm"]
     true = {f"{float(row['mibit']):.2f}" for row in rows if row["mibit"]}
