@@ -198,8 +198,9 @@ def test_a_compiler_that_fails_leaves_nothing_behind(compiler, tmp_path, monkeyp
 @needs_compiler
 @pytest.mark.parametrize("flags", [(), ("-mavx2", "-mfma")], ids=str)
 def test_every_width_of_vectors_computes_the_same(flags, fresh, monkeypatch):
-    if flags and "avx2" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("needs a processor with AVX2")
+    about = Path("/proc/cpuinfo")
+    if flags and not (about.exists() and "avx2" in about.read_text()):
+        pytest.skip("needs a processor that says it has AVX2")
     monkeypatch.setattr(native, "FOR_THIS_PROCESSOR", (flags,))
     for layer, shape in CONVOLUTIONS.values():
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0))

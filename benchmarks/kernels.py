@@ -1,0 +1,98 @@
+"""Convolutions in C against PyTorch's own: one local step of small networks, on one core.
+
+    python benchmarks/kernels.py --out benchmarks/results/kernels.json
+
+Both compute the same gradient of a batch of 64, in turn; seconds are the fastest of the repeats.
+"""
+
+import argparse
+import copy
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from fedsift.engine import native
+from fedsift.engine.local import Trainer
+from fedsift.engine.task import Task
+from fedsift.models.networks import cnn, small_cnn
+from fedsift.runs.config import RunConfig
+from fedsift.runs.run import environment
+from fedsift.vector import Layout
+
+BATCH = 64
+
+
+def lenet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 10),
+    )  # fmt: skip
+
+
+def wider() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(4096, 128), nn.ReLU(), nn.Linear(128, 10),
+    )  # fmt: skip
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "the paper's CNN": (cnn, (1, 28, 28)),
+    "small-cnn": (small_cnn, (1, 8, 8)),
+    "a LeNet for CIFAR-10": (lenet, (3, 32, 32)),
+    "32 and 64 channels of 3 x 3": (wider, (3, 32, 32)),
+}
+
+
+def trainer(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Trainer:
+    own = copy.deepcopy(model)
+    loss = nn.functional.cross_entropy
+    return Trainer(Task(own, loss, [(x, y)], None, BATCH, 0, Layout.of(own)))
+
+
+def milliseconds(make: Callable[[], nn.Module], shape: tuple[int, ...], repeats: int) -> dict:
+    torch.manual_seed(0)
+    model, x, y = make(), torch.randn(BATCH, *shape), torch.arange(BATCH) % 10
+    ours = trainer(model, x, y)
+    with patch.object(native, "load", lambda: None):
+        theirs = trainer(model, x, y)
+    assert ours.is_batch_last
+    assert not theirs.is_batch_last
+    best = {"c": float("inf"), "pytorch": float("inf")}
+    for _ in range(repeats):
+        for name, each in (("c", ours), ("pytorch", theirs)):
+            began = time.perf_counter()
+            each.differentiate(each.w.clone(), x, y)
+            best[name] = min(best[name], 1e3 * (time.perf_counter() - began))
+    return {**best, "ratio": best["pytorch"] / best["c"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=60)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    if native.load() is None:
+        parser.error("there is no C compiler, so there is nothing to compare")
+    torch.set_num_threads(1)
+    about = {"environment": environment(RunConfig(device="cpu")), "seed": 0, "batch": BATCH}
+    rows = []
+    for name, (make, shape) in NETWORKS.items():
+        rows.append({"network": name, **milliseconds(make, shape, given.repeats)})
+        print(
+            "{network}: {c:.2f} ms in C, {pytorch:.2f} in PyTorch, {ratio:.2f} x".format(**rows[-1])
+        )
+    if given.out:
+        given.out.write_text(json.dumps({**about, "milliseconds": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
