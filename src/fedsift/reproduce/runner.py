@@ -16,7 +16,6 @@ from fedsift.engine.task import Diverged
 from fedsift.reproduce.pins import Pin, Planned, Wanted, plan
 from fedsift.reproduce.updates import UPDATES, measure
 from fedsift.runs.compare import reached
-from fedsift.runs.config import ConfigError
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import begin, federation_of, go, summarise
 from fedsift.simulation import Record
@@ -83,7 +82,7 @@ def carry_out(run: Planned, out: Path, watch: Watch, stop_at_target: bool = Fals
 
 def play_run(run: Planned, out: Path, watch: Watch, stop_at_target: bool) -> None:
     """Every round that is still to play, and the summary of all."""
-    folder = opened(run, out)
+    folder = RunFolder.create_or_extend(out / run.path, run.config)
     with folder.locked():
         federation = federation_of(run.config, loaded(run.config.dataset, run.quick))
         start = begin(folder, federation)
@@ -102,15 +101,3 @@ def play_run(run: Planned, out: Path, watch: Watch, stop_at_target: bool) -> Non
             folder.finish(summarise(played, federation, history))
     # It can hold gigabytes of clients' memories, and a finished run needs it no more.
     folder.checkpoint_file.unlink(missing_ok=True)
-
-
-def opened(run: Planned, out: Path) -> RunFolder:
-    """The run's folder, new or with the same run in it; the number of rounds may have changed."""
-    path = out / run.path
-    folder = RunFolder(path)
-    if not folder.config_file.exists():
-        return RunFolder.create(path, run.config)
-    if replace(folder.config(), rounds=run.config.rounds).flat() != run.config.flat():
-        raise ConfigError(f"{path} holds a run with other settings: give another --out")
-    replace_file(folder.config_file, run.config.toml().encode())
-    return folder
