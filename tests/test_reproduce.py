@@ -446,7 +446,7 @@ def test_one_failed_run_does_not_keep_the_others_from_being_done(here, monkeypat
             raise RuntimeError("out of\nmemory")
         return carry_out(run, *rest)
 
-    monkeypatch.setattr("fedsift.reproduce.__main__.carry_out", fail_once)
+    monkeypatch.setattr("fedsift.reproduce.together.carry_out", fail_once)
     with pytest.raises(SystemExit, match="1 of 2 runs failed"):
         core_main([*CORE, *FAST])
     said = capsys.readouterr().err.splitlines()
@@ -458,6 +458,7 @@ def test_a_time_limit_stops_a_run_that_the_same_command_goes_on_with(here, monke
     minutes = iter(range(1000))
     clock = SimpleNamespace(monotonic=lambda: 60 * next(minutes))
     monkeypatch.setattr("fedsift.reproduce.__main__.time", clock)
+    monkeypatch.setattr("fedsift.reproduce.together.time", clock)
     core_main([*CORE, *FAST, "--minutes", "2"])  # looks at its start, and after each round
     assert "the time is up: 2 runs are left" in capsys.readouterr().err
     folder = RunFolder(here / "there/cnn-fashion-mnist/iid/fedadam-ssm/seed-0")
@@ -468,6 +469,18 @@ def test_a_time_limit_stops_a_run_that_the_same_command_goes_on_with(here, monke
     assert len(list((here / "there").rglob("summary.json"))) == 2
     core_main([*CORE, *FAST])
     assert capsys.readouterr().err.count("2 rounds") == 2  # and nothing is done twice
+
+
+def test_runs_side_by_side_are_the_runs_one_by_one(here, capsys):
+    core_main([*CORE, *FAST])
+    core_main([*CORE[:-1], "beside", *FAST, "--jobs", "2"])
+    assert capsys.readouterr().err.count("2 rounds, accuracy") == 4
+    for method in FAST[1].split(","):
+        path = f"cnn-fashion-mnist/iid/{method}/seed-0"
+        alone, beside = (RunFolder(here / out / path).history() for out in ("there", "beside"))
+        for record in (*alone, *beside):
+            record.pop("seconds")
+        assert alone == beside
 
 
 def test_names_that_share_runs_have_them_done_once(here, capsys):

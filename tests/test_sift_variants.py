@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 
 import fedsift
 from fedsift import algorithms
-from fedsift.reproduce import pins
+from fedsift.reproduce import pins, together
 from problems import ridge
 
 SCRIPTS = Path(__file__).parents[1] / "reproduce" / "sift"
@@ -75,7 +75,7 @@ def test_the_ablation_goes_on_where_it_was_stopped(scripts, tmp_path, capsys, mo
     monkeypatch.setitem(pins.read("tasks")["tasks"], "small", task)
     played = []
     ablate = scripts["ablate"]
-    carry_out = ablate.carry_out
+    carry_out = together.carry_out
 
     def stop_after_two(run, *rest):
         played.append(run.label)
@@ -83,7 +83,7 @@ def test_the_ablation_goes_on_where_it_was_stopped(scripts, tmp_path, capsys, mo
             raise KeyboardInterrupt
         carry_out(run, *rest)
 
-    monkeypatch.setattr(ablate, "carry_out", stop_after_two)
+    monkeypatch.setattr(together, "carry_out", stop_after_two)
     with pytest.raises(KeyboardInterrupt):
         ablate.main(words)
     assert [row["variant"] for row in ablate.rows_in(tmp_path / "ablation.csv")] == played[:2]

@@ -27,7 +27,8 @@ from variants import VARIANTS
 from fedsift.disk import replace_file
 from fedsift.reproduce.pins import Pin, Planned, Wanted, plan, read
 from fedsift.reproduce.results import Outcome, outcome_of
-from fedsift.reproduce.runner import carry_out, is_done
+from fedsift.reproduce.runner import is_done
+from fedsift.reproduce.together import How, carried_out
 from fedsift.runs.compare import reached
 from fedsift.simulation import Record
 
@@ -58,12 +59,13 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--out", type=Path, default=Path("runs/sift"))
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side on one device")
     given = parser.parse_args(words)
     try:
         runs = list(planned(given))
     except ValueError as problem:
         parser.error(str(problem))
-    ablate(runs, given.out)
+    ablate(runs, How(given.out, jobs=given.jobs))
 
 
 def planned(given: argparse.Namespace) -> Iterator[Planned]:
@@ -91,19 +93,23 @@ def checked(what: str, names: Sequence[str], known: Iterable[str]) -> Sequence[s
     return names
 
 
-def ablate(runs: Sequence[Planned], out: Path) -> None:
+def ablate(runs: Sequence[Planned], how: How) -> None:
     """Carry out what is not in the table, and write the table after each run."""
+    out = how.out
     out.mkdir(parents=True, exist_ok=True)
     rows = {key_of(row): row for path in (HERE / TABLE, out / TABLE) for row in rows_in(path)}
-    for n, run in enumerate(runs, 1):
-        if is_in(rows.get(key(run)), run):
-            continue
-        if not is_done(run, out):
-            carry_out(run, out, teller(f"{n}/{len(runs)} {run.path}"))
-        rows[key(run)] = row_of(outcome_of(run, out), rows)
+    missing = [run for run in runs if not is_in(rows.get(key(run)), run)]
+    failed = 0
+    for n, (run, end) in enumerate(carried_out(missing, how), 1):
+        failed += end.has_failed
+        print(f"{n}/{len(missing)} {run.path}: {end.words}", file=sys.stderr, flush=True)
+        for done in missing:  # all again, as FedAdam's best is the harder target of the others
+            if is_done(done, out):
+                rows[key(done)] = row_of(outcome_of(done, out), rows)
         write(rows.values(), out / TABLE)
-    write(rows.values(), out / TABLE)
     print(out / TABLE)
+    if failed:
+        sys.exit(f"{failed} of {len(missing)} runs failed; the same command tries them again")
 
 
 def key(run: Planned) -> Key:
@@ -176,17 +182,6 @@ def write(rows: Any, path: Path) -> None:
     writer.writeheader()
     writer.writerows(rows)
     replace_file(path, text.getvalue().encode())
-
-
-def teller(name: str) -> Any:
-    """Says now and then how far a run is."""
-
-    def tell(record: Record) -> None:
-        if record["round"] % 10 == 0:
-            line = "round {round}: {accuracy:.4f}, {uplink_bytes:.0f} bytes up, {seconds:.0f} s"
-            print(f"{name}: {line.format(**record)}", file=sys.stderr, flush=True)
-
-    return tell
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "signs": {"w_bits": 1},
     "2 bits": {"w_bits": 2},
     "3 bits": {"w_bits": 3},
+    "5 bits": {"w_bits": 5},
+    "6 bits": {"w_bits": 6},
     "8 bits": {"w_bits": 8},
     "M sent": {"m_bits": 4},
     "V never": {"v_every": 0},
@@ -63,6 +65,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "down 1 %": {"down_density": 0.01},
     "down 2 %": {"down_density": 0.02},
     "down 10 %": {"down_density": 0.1},
+    "down 20 %": {"down_density": 0.2},
     "down without residual": {"keep_down": 0},
     "down exact": {"down_density": 1.0},
     "2 bits, V every 5th round": {"w_bits": 2, "v_every": 5},
@@ -70,6 +73,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "3 bits, V every 5th round": {"w_bits": 3, "v_every": 5},
     "0.5 %, V every 5th round": {"density": 0.005, "v_every": 5},
     "2 %, V every 5th round": {"density": 0.02, "v_every": 5},
+    "0.95, down 20 %": {"decay": 0.95, "down_density": 0.2},
+    "2 bits, down 20 %": {"w_bits": 2, "down_density": 0.2},
+    "5 bits, down 20 %": {"w_bits": 5, "down_density": 0.2},
+    "2 %, down 20 %": {"density": 0.02, "down_density": 0.2},
+    "V every 5th round, down 20 %": {"v_every": 5, "down_density": 0.2},
 }
 """Every variant by name, as what it changes in sift; those with an algorithm are other methods."""
 

@@ -15,9 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedsift.reproduce.pins import PINS, Pin, Planned, Wanted
-from fedsift.reproduce.runner import DIVERGED, carry_out, to_do
-from fedsift.runs.folder import RunFolder
-from fedsift.simulation import Record
+from fedsift.reproduce.runner import to_do
+from fedsift.reproduce.together import How, carried_out
 
 
 def main(words: list[str] | None = None) -> None:
@@ -37,16 +36,17 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="stop, ready to be continued, after so many"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side on one device")
     given = vars(parser.parse_args(words))
     until = time.monotonic() + 60 * given.pop("minutes")
-    names, out, stop = (given.pop(key) for key in ("names", "out", "stop_at_target"))
+    names, out, stop, jobs = (given.pop(key) for key in ("names", "out", "stop_at_target", "jobs"))
     methods = tuple(filter(None, given.pop("methods").split(",")))
     wanted = Wanted(**given, methods=methods)
     try:
         todo = [run for name in names for run in to_do(Pin.of(name), wanted, out, stop, say)]
     except ValueError as problem:
         parser.error(str(problem))
-    carry_out_all(each_once(todo), out, stop, until)
+    carry_out_all(each_once(todo), How(out, stop, until, jobs))
 
 
 def each_once(runs: Iterable[Planned]) -> list[Planned]:
@@ -59,43 +59,18 @@ def each_once(runs: Iterable[Planned]) -> list[Planned]:
     return list(found.values())
 
 
-class TimeIsUp(Exception):
-    """The time that was given is over."""
-
-
-def carry_out_all(todo: list[Planned], out: Path, stop_at_target: bool, until: float) -> None:
+def carry_out_all(todo: list[Planned], how: How) -> None:
     """Run after run, a line of text for each; ends with exit code 1 if one of them failed."""
-    failed = 0
-    for n, run in enumerate(todo):
-        try:
-            ended = carry_out_in_time(run, out, stop_at_target, until)
-        except TimeIsUp:
-            say(f"the time is up: {len(todo) - n} runs are left, and the same command goes on")
-            break
-        except Exception as problem:  # whatever it is, the other runs are not to blame
-            failed += 1
-            ended = f"FAILED: {type(problem).__name__}: {' '.join(str(problem).split())}"
-        say(f"[{n + 1}/{len(todo)}] {run.path}: {ended}")
+    failed = left = 0
+    for n, (run, end) in enumerate(carried_out(todo, how), 1):
+        failed += end.has_failed
+        left += end.is_cut_off
+        if not end.is_cut_off:
+            say(f"[{n}/{len(todo)}] {run.path}: {end.words}")
+    if left:
+        say(f"the time is up: {left} runs are left, and the same command goes on")
     if failed:
         sys.exit(f"{failed} of {len(todo)} runs failed; the same command tries them again")
-
-
-def carry_out_in_time(run: Planned, out: Path, stop_at_target: bool, until: float) -> str:
-    """One run, and how it ended; one that the end of the time cuts off is saved as it is."""
-
-    def watch(record: Record | None = None) -> None:
-        if time.monotonic() >= until:
-            raise TimeIsUp
-
-    watch()
-    carry_out(run, out, watch, stop_at_target)
-    folder = RunFolder(out / run.path)
-    if run.measures_updates:
-        return "measured"
-    if (folder.path / DIVERGED).exists():
-        return "diverged"
-    last = "{round} rounds, accuracy {accuracy:.4f}, {seconds:.1f} s"
-    return last.format(**folder.history()[-1])
 
 
 def say(line: str) -> None:

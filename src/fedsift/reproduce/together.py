@@ -1,0 +1,82 @@
+"""Many planned runs, one after another or several side by side in processes of their own.
+
+A small model leaves most of a GPU idle, so that four runs at once take little longer than one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from fedsift.reproduce.pins import Planned
+from fedsift.reproduce.runner import DIVERGED, carry_out
+from fedsift.runs.folder import RunFolder
+from fedsift.simulation import Record
+
+
+@dataclass(frozen=True)
+class How:
+    """Where the runs go, when each may end, when all must, and how many run at once."""
+
+    out: Path
+    stop_at_target: bool = False
+    until: float = math.inf
+    jobs: int = 1
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended."""
+
+    words: str
+    has_failed: bool = False
+    is_cut_off: bool = False
+
+
+class TimeIsUp(Exception):
+    """The time that was given is over."""
+
+
+def carried_out(runs: Sequence[Planned], how: How) -> Iterator[tuple[Planned, End]]:
+    """Each run with its end, as they end."""
+    if how.jobs <= 1:
+        for run in runs:
+            yield run, one(run, how)
+        return
+    with ProcessPoolExecutor(how.jobs, get_context("spawn")) as pool:
+        ends = {pool.submit(one, run, how): run for run in runs}
+        for end in as_completed(ends):
+            yield ends[end], end.result()
+
+
+def one(run: Planned, how: How) -> End:
+    """A run and its end: whatever goes wrong in it, the others are not to blame."""
+
+    def watch(record: Record | None = None) -> None:
+        if time.monotonic() >= how.until:
+            raise TimeIsUp
+
+    try:
+        watch()
+        carry_out(run, how.out, watch, how.stop_at_target)
+    except TimeIsUp:
+        return End("cut off", is_cut_off=True)
+    except Exception as problem:
+        words = f"FAILED: {type(problem).__name__}: {' '.join(str(problem).split())}"
+        return End(words, has_failed=True)
+    return End(in_words(run, RunFolder(how.out / run.path)))
+
+
+def in_words(run: Planned, folder: RunFolder) -> str:
+    """What a finished run came to."""
+    if run.measures_updates:
+        return "measured"
+    if (folder.path / DIVERGED).exists():
+        return "diverged"
+    last = "{round} rounds, accuracy {accuracy:.4f}, {seconds:.1f} s"
+    return last.format(**folder.history()[-1])
