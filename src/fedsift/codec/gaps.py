@@ -103,7 +103,7 @@ def stacked_histograms(indices: Tensor, starts: Ints) -> Tensor:
     buckets = torch.where(gaps < 1 << FINE, gaps, head)
     bounds = torch.from_numpy(starts[1:]).to(indices.device)
     rows = torch.arange(len(indices), device=indices.device)[:, None] * len(starts)
-    cell = (rows + torch.bucketize(indices, bounds, right=True)) * BUCKETS + buckets
+    cell = (rows + torch.bucketize(indices.contiguous(), bounds, right=True)) * BUCKETS + buckets
     cells = len(indices) * len(starts) * BUCKETS
     seen = torch.zeros(cells, dtype=torch.int64, device=cell.device)
     seen.scatter_add_(0, cell.view(-1), torch.ones_like(cell).view(-1))

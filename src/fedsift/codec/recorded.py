@@ -17,7 +17,7 @@ def recorded(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """
     if x.device.type != "cuda":
         return function(x)
-    return _recording(function, x.shape, x.device)(x)
+    return _recording(function, x.shape, x.dtype, x.device)(x)
 
 
 @lru_cache(maxsize=64)
