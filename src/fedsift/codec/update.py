@@ -108,6 +108,12 @@ class Update:
         one = slice(row, row + 1)
         return Update(tuple(part.rows(one) for part in self.parts), self.weights[one])
 
+    @property
+    def device(self) -> torch.device:
+        """Where its values are."""
+        coded = (coded for part in self.parts for coded in part.values.values())
+        return next((each.codes.codes.device for each in coded), torch.device("cpu"))
+
     def to(self, device: torch.device) -> Update:
         """The same update on a device."""
         return Update(tuple(part.to(device) for part in self.parts), self.weights)
