@@ -242,10 +242,11 @@ def _positions(mask: Tensor, k: int | None = None) -> Tensor:
     else:
         ones = flat.nonzero()[:, 0]
     columns = ones % d if clients > 1 else ones
-    counts = mask.sum(-1)
-    if clients > 1 and bool((counts != counts[0]).any()):
-        raise ValueError("the clients keep different numbers of coordinates: stack one at a time")
-    return columns.view(clients, -1)
+    if clients > 1 and k is None:
+        counts = mask.sum(-1)
+        if bool((counts != counts[0]).any()):
+            raise ValueError("clients keep different numbers of coordinates: stack one at a time")
+    return columns.view(clients, -1 if k is None else k)
 
 
 def _ones_first(mask: Tensor, k: int) -> Tensor:

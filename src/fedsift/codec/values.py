@@ -111,7 +111,8 @@ class Float:
         """Bound the error of each coordinate."""
         info = torch.finfo(self._dtype)
         rounding = x.abs() * (info.eps / 2) + info.tiny * info.eps
-        return torch.maximum(rounding, x.abs() - info.max)
+        beyond = (x.abs() - info.max) * (1 + torch.finfo(x.dtype).eps)  # it is rounded itself
+        return torch.maximum(rounding, beyond)
 
 
 def exact(dtype: torch.dtype) -> Float:

@@ -67,7 +67,8 @@ class Trainer:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.model = copy.deepcopy(task.model)
-        self.is_batch_last = batch_last(self.model)
+        on_cpu = next(self.model.parameters()).device.type == "cpu"  # the C functions' only place
+        self.is_batch_last = on_cpu and batch_last(self.model)
         self.w = task.layout.read(self.model)
         self.gradient = torch.zeros_like(self.w)
         task.layout.bind(self.model, self.w, self.gradient)

@@ -56,6 +56,10 @@ VGG11 = ((64, 1), (128, 1), (256, 0), (256, 1), (512, 0), (512, 1), (512, 0), (5
 def vgg11() -> nn.Module:
     """VGG-11 for 32 × 32 colour images, without batch norm: d = 9,750,922.
 
+    Its weights begin as torchvision's VGG does. With PyTorch's own, which shrink a signal to 40 %
+    in each layer, the logits of two images differ by less than bfloat16 can tell, and training
+    stands still for a dozen rounds.
+
     >>> sum(p.numel() for p in vgg11().parameters())
     9750922
     """
@@ -65,7 +69,18 @@ def vgg11() -> nn.Module:
         layers += [nn.Conv2d(channels, width, 3, padding=1), *[nn.MaxPool2d(2)] * pooled, nn.ReLU()]
         channels = width
     head = [nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
-    return nn.Sequential(*layers, nn.Flatten(), *head)
+    return nn.Sequential(*layers, nn.Flatten(), *head).apply(begin_as_vgg)
+
+
+@torch.no_grad()
+def begin_as_vgg(layer: nn.Module) -> None:
+    """He's normal weights by fan-out in convolutions, small normal ones elsewhere; no biases."""
+    if isinstance(layer, nn.Conv2d):
+        nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    elif isinstance(layer, nn.Linear):
+        nn.init.normal_(layer.weight, std=0.01)
+    if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None:
+        nn.init.zeros_(layer.bias)
 
 
 @dataclass(frozen=True)
