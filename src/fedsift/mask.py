@@ -59,9 +59,6 @@ def _top_k_by_threshold(magnitude: Tensor, k: int) -> Tensor:
     """
     rows = magnitude.reshape(-1, magnitude.shape[-1])
     threshold = rows.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
-    mask = rows >= threshold
-    if int(mask.sum()) == k * len(rows):  # no ties: nearly always
-        return mask.view(magnitude.shape)
     mask = rows > threshold
     room = k - mask.sum(-1)
     row, column = (rows == threshold).nonzero(as_tuple=True)  # row by row, ascending
