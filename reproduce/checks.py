@@ -213,6 +213,20 @@ def fewest(results: Results, task: str, setting: str) -> Iterator[Finding]:
         yield f"{best}, {spent.get(best, 0):.4g} Mibit", best == "fedadam-ssm"
 
 
+def fewer_than(*names: str) -> Check:
+    """FedAdam-SSM reaches the target with less than each of these."""
+
+    def check(results: Results, task: str, setting: str) -> Iterator[Finding]:
+        lines = results.lines("table1", task, setting)
+        if all(name in lines for name in ("fedadam-ssm", *names)):
+            own, *others = (lines[name]["mibit"] for name in ("fedadam-ssm", *names))
+            text = ", ".join("∞" if x is None else f"{x:.4g}" for x in (own, *others))
+            is_less = own is not None and all(x is None or own < x for x in others)
+            yield f"{text} Mibit", is_less
+
+    return check
+
+
 def ratios(task: str, names: tuple[str, ...]) -> Check:
     """Each method's ratio to FedAdam-SSM is at least the paper's; infinity is more than any."""
 

@@ -220,7 +220,13 @@ def test_the_table_of_the_comparison_is_that_of_the_committed_run():
         cells = [row["algorithm"], mibit, ratio, megabytes, row["round"] or "–"]
         cells += [f"{100 * float(row[key]):.2f} %" for key in ("best_accuracy", "final_accuracy")]
         assert "| " + " | ".join(cells).replace("|  |", "| |") + " |" in page, row["algorithm"]
-    true = {f"{float(row['mibit']):.2f}" for row in rows if row["mibit"]}
+
+
+def test_the_figures_of_the_first_page_are_those_of_table_1():
+    lines = json.loads((ROOT / "reproduce" / "results" / "table1.json").read_text("utf-8"))
+    true = {f"{line['mibit']:.2f}" for line in lines if line["mibit"]}
+    by = {(x["task"], x["setting"], x["method"]): x for x in lines}
+    assert round(by["vgg11-cifar10", "iid", "fedadam"]["ratio"]) == 13
     for quoting in (README, DOCS / "index.md"):
         quoted = re.findall(r"\b\d\.\d\d\b(?= Mibit| with)", quoting.read_text(encoding="utf-8"))
         assert quoted, name_of(quoting)

@@ -27,7 +27,7 @@ def make(pin: Pin, wanted: Wanted, out: Path, results: Path) -> Iterator[Path]:
     if pin.kind == "updates":
         yield from _make_updates(pin, wanted, out, results)
         return
-    lines = lines_of(pin, wanted, out)
+    lines = [line for _, own in compared(pin, lines_of(pin, wanted, out)) for line in own]
     if not lines:
         return
     told = costs(lines) if pin.kind == "traffic" else summaries(lines)
@@ -40,12 +40,25 @@ def make(pin: Pin, wanted: Wanted, out: Path, results: Path) -> Iterator[Path]:
     yield from _make_curves(pin, lines, results)
 
 
-def _make_curves(pin: Pin, lines: Sequence[list[Outcome]], results: Path) -> Iterator[Path]:
+def compared(pin: Pin, lines: Sequence[list[Outcome]]) -> Iterator[tuple[str, list[list[Outcome]]]]:
+    """The lines by what is drawn together; where a figure compares, one alone is left out."""
+
     def group(line: Sequence[Outcome]) -> str:
         run = line[0].run
         return run.task if pin.kind == "settings" else f"{run.task}-{run.setting}"
 
-    for name, own in groupby(lines, group):
+    several = len(pin.settings if pin.kind == "settings" else pin.lines) > 1
+    for name, found in groupby(lines, group):
+        own = list(found)
+        kinds = {
+            line[0].run.setting if pin.kind == "settings" else line[0].run.label for line in own
+        }
+        if len(kinds) > 1 or not several or pin.kind == "table":
+            yield name, own
+
+
+def _make_curves(pin: Pin, lines: Sequence[list[Outcome]], results: Path) -> Iterator[Path]:
+    for name, own in compared(pin, lines):
         curves = [Curve.of(line) for line in own]
         path = results / f"{pin.name}-{name}"
         yield write(path.with_name(f"{path.name}.csv"), curves_csv(curves))
