@@ -3,9 +3,13 @@
 import csv
 import json
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+
+from fedsift.reproduce import Pin, Wanted
+from fedsift.reproduce.results import lines_of, summaries, table_csv
 
 REPRODUCE = Path(__file__).parents[1] / "reproduce"
 sys.path.insert(0, str(REPRODUCE))
@@ -15,6 +19,15 @@ from claims import PAGE, SECTIONS, page, row  # noqa: E402
 
 def test_the_page_is_in_step_with_the_results():
     assert PAGE.read_text(encoding="utf-8") == page(Results(REPRODUCE / "results"))
+
+
+def test_the_results_are_made_of_the_committed_runs(tmp_path):
+    with tarfile.open(REPRODUCE / "runs.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    lines = lines_of(Pin.of("table1"), Wanted(), tmp_path)
+    assert table_csv(lines) == (REPRODUCE / "results" / "table1.csv").read_text(encoding="utf-8")
+    told = json.loads((REPRODUCE / "results" / "table1.json").read_text(encoding="utf-8"))
+    assert summaries(lines) == told
 
 
 def line(method, mibit, best, **more):
