@@ -517,8 +517,12 @@ def sift(
     beta2: float,
     eps: float,
 ) -> State:
-    """Error feedback on dW that fades; dV under the same mask; M = 0 in every round."""
+    """Error feedback on dW that fades; dV under the same mask; M = 0 in every round.
+
+    Of a constant gradient g, M is (1 - beta1**i) g after i steps: lr is divided by its mean.
+    """
     W, M, V = start(w0)
+    lr = lr / np.mean([1 - beta1**i for i in range(1, local_steps + 1)])
     up, down = count(density, W.size), count(down_density, W.size)
     residuals = [np.zeros_like(W) for _ in gradients]  # e_n
     residual_w, residual_v = np.zeros_like(W), np.zeros_like(W)  # the server's

@@ -12,7 +12,7 @@ from fedsift.memories import Held
 from fedsift.simulation import prepare
 from problems import ridge
 
-SETTINGS = {"density": 0.05, "down_density": 0.2, "local_steps": 10, "lr": 0.02}
+SETTINGS = {"density": 0.05, "down_density": 0.2, "local_steps": 10, "lr": 0.008}
 
 
 def loss(problem, w):

@@ -22,6 +22,7 @@ from fedsift.algorithms import Algorithm, Context, Memory, Phase, method
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.fedadamw import BLOCK, block_means, spread
 from fedsift.algorithms.method import Step, sparse_rows
+from fedsift.algorithms.sift import strength
 from fedsift.codec.update import Parts, Role, sparse
 from fedsift.codec.values import Linear, Log, Sign, ValueCoder
 from fedsift.mask import kept, top_k, top_k_per_layer
@@ -40,7 +41,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sift": {"algorithm": "sift"},
     "no residual": {"decay": 0.0},
     "residual never fades": {"decay": 1.0},
-    "residual fades by 0.95": {"decay": 0.95},
+    "residual fades by 0.98": {"decay": 0.98},
+    "residual fades by 0.9": {"decay": 0.9},
     "residual fades by 0.7": {"decay": 0.7},
     "against the last update": {"decay": 0.0, "against": 0.9},
     "signs": {"w_bits": 1},
@@ -50,6 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "6 bits": {"w_bits": 6},
     "8 bits": {"w_bits": 8},
     "M sent": {"m_bits": 4},
+    "M's start not made up for": {"whole_steps": 0},
     "V never": {"v_every": 0},
     "V every 5th round": {"v_every": 5},
     "V by blocks": {"v_means": 1},
@@ -64,20 +67,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "common mask": {"common": 1},
     "down 1 %": {"down_density": 0.01},
     "down 2 %": {"down_density": 0.02},
-    "down 10 %": {"down_density": 0.1},
+    "down 5 %": {"down_density": 0.05},
     "down 20 %": {"down_density": 0.2},
     "down without residual": {"keep_down": 0},
     "down exact": {"down_density": 1.0},
     "2 bits, V every 5th round": {"w_bits": 2, "v_every": 5},
-    "2 bits, down 2 %": {"w_bits": 2, "down_density": 0.02},
     "3 bits, V every 5th round": {"w_bits": 3, "v_every": 5},
-    "0.5 %, V every 5th round": {"density": 0.005, "v_every": 5},
+    "3 bits, down 5 %": {"w_bits": 3, "down_density": 0.05},
+    "0.5 %, residual fades by 0.98": {"density": 0.005, "decay": 0.98},
     "2 %, V every 5th round": {"density": 0.02, "v_every": 5},
-    "0.95, down 20 %": {"decay": 0.95, "down_density": 0.2},
-    "2 bits, down 20 %": {"w_bits": 2, "down_density": 0.2},
-    "5 bits, down 20 %": {"w_bits": 5, "down_density": 0.2},
-    "2 %, down 20 %": {"density": 0.02, "down_density": 0.2},
-    "V every 5th round, down 20 %": {"v_every": 5, "down_density": 0.2},
 }
 """Every variant by name, as what it changes in sift; those with an algorithm are other methods."""
 
@@ -85,8 +83,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @method("sift-variant")
 def sift_variant(
     density: float = 0.01,
-    down_density: float = 0.05,
-    decay: float = 0.9,
+    down_density: float = 0.1,
+    decay: float = 0.95,
     against: float = 0.0,
     w_bits: int = 4,
     m_bits: int = 0,
@@ -98,6 +96,7 @@ def sift_variant(
     senders: int = 0,
     common: int = 0,
     keep_down: int = 1,
+    whole_steps: int = 1,
     local_steps: int = 30,
     lr: float = 1e-3,
     beta1: float = 0.9,
@@ -113,10 +112,11 @@ def sift_variant(
     one density for every layer. ``warm_rounds``: the density begins high and falls. ``senders``:
     the mean over those who sent a coordinate. ``common``: one mask for all, half of it from the
     last global update. ``keep_down``: the server keeps what it did not send; ``down_density`` 1
-    sends the mean as it is.
+    sends the mean as it is. ``whole_steps``: lr makes up for M's start at 0.
     """
     given = dict(locals())
-    step = partial(adam_step, lr=lr, beta1=beta1, beta2=beta2, eps=eps)
+    whole = lr / strength(beta1, local_steps) if whole_steps and not m_bits else lr
+    step = partial(adam_step, lr=whole, beta1=beta1, beta2=beta2, eps=eps)
     rule = Rule(step, **{key: given[key] for key in Rule.__dataclass_fields__ if key != "step"})
     return Algorithm(
         rule.phase,

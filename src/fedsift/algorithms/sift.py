@@ -5,7 +5,8 @@ This project's own method. It keeps FedAdam-SSM's shared mask and changes what i
 - A client adds to ΔW what it did not send before, faded (error feedback with a decay), and sends
   the largest coordinates of the sum in a few bits each.
 - ΔV travels under the same mask, in logarithmic codes. M does not travel at all: its half-life of
-  a few steps is shorter than a round, and so every round starts with M = 0.
+  a few steps is shorter than a round, and so every round starts with M = 0. What that takes off
+  the first steps, all steps of the round make up for.
 - The server does with the mean what the clients do with their updates, so that the downlink is
   sparse, too.
 """
@@ -31,8 +32,8 @@ V_BITS = 4
 @method("sift")
 def sift(
     density: float = 0.01,
-    down_density: float = 0.05,
-    decay: float = 0.9,
+    down_density: float = 0.1,
+    decay: float = 0.95,
     bits: int = 4,
     local_steps: int = 30,
     lr: float = 1e-3,
@@ -61,12 +62,22 @@ def sift(
     def paper_bits(d: int) -> float:
         return kept(density, d) * (bits + V_BITS + math.log2(d))
 
-    step = partial(adam_step, lr=lr, beta1=beta1, beta2=beta2, eps=eps)
+    whole = lr / strength(beta1, local_steps)
+    step = partial(adam_step, lr=whole, beta1=beta1, beta2=beta2, eps=eps)
     return Algorithm(
         always(Phase(local_steps, step, send, paper_bits, broadcast=broadcast)),
         client_memory=("residual",),
         server_memory=("residual", "residual_v"),
     )
+
+
+def strength(beta1: float, steps: int) -> float:
+    """How strong M is on the mean of a round's steps if it begins at 0, of 1 in the long run.
+
+    >>> strength(0.9, 1), strength(0.9, 30), strength(0.0, 5)
+    (0.1, 0.7127..., 1.0)
+    """
+    return sum(1 - beta1**step for step in range(1, steps + 1)) / steps
 
 
 def sifted(w: Tensor, v: Tensor, k: int, bits: int) -> tuple[Parts, tuple[Tensor, Tensor]]:
