@@ -224,7 +224,7 @@ def advise(
         advice = calibrate(
             calibration_task(RunConfig.from_values(values)), budget_mibit=budget_mbit,
             target=target, rounds=calibration_rounds,
-            say=lambda line: err.print(line, highlight=False),
+            say=lambda line: err.print(line, highlight=False, soft_wrap=True),
         )  # fmt: skip
     command = command_line(values, advice)
     if as_json:
