@@ -154,6 +154,12 @@ def test_the_order_of_the_factors_on_every_task():
     assert f"comes down to {found['vgg11-cifar10']['mu']:.1e} times 2F" in TEXT
 
 
+def test_the_page_says_of_which_weights_the_rows_of_vgg_are():
+    rows = [r for name in ("reality", "constants", "masks") for r in table(f"{name}.csv")]
+    (commit,) = {r["commit"] for r in rows if r["task"] == "vgg11-cifar10"}
+    assert (commit == "fadaf8a") == ("are of commit fadaf8a" in TEXT)
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_the_table_of_advice(task):
     found = json.loads((HERE / f"advise-{task}.json").read_text(encoding="utf-8"))
