@@ -1,39 +1,76 @@
-"""Draw reality.png from reality.csv: `python reproduce/theory/draw.py` (a second)."""
+"""Draw reality.csv: `python reproduce/theory/draw.py` (a second).
+
+Writes reality.png, and the same for the page, which shows only what lies under docs/.
+"""
 
 import math
+from shutil import copyfile
 
 import matplotlib
+from page import NAMES, PAGE
 from tables import HERE, read
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 LINES = {
-    "log10_theorem": "Theorem 1, corrected",
-    "log10_sharper": "moments followed one by one",
-    "log10_travel": "no theorem: distance travelled",
+    "theorem": "Theorem 1, corrected",
+    "sharper": "moments followed one by one",
+    "travel": "no theorem: distance travelled",
+    "real": "real, largest client",
 }
+COLOURS = ("tab:blue", "tab:orange", "tab:green", "black")
+TICKS = (-2, 0, 2, 4, 10, 30, 100, 300)
+WIDTH = 3
+SHOWN = PAGE.parents[1] / "images" / "theory-reality.png"
 
 
 def main() -> None:
-    """Decimal logarithms of the deviation and the bounds over the steps of the last round."""
+    """The deviation and its bounds over the steps of each task's last round."""
     rows = read(HERE / "reality.csv")
     names = list(dict.fromkeys(row["task"] for row in rows))
-    figure, axes = plt.subplots(1, len(names), figsize=(3.6 * len(names), 3.4), sharey=True)
-    for name, axis in zip(names, axes, strict=True):
+    height = math.ceil((len(names) + 1) / WIDTH)  # the last panel is for the legend
+    figure, axes = plt.subplots(
+        height, WIDTH, figsize=(10.5, 3.2 * height), sharey=True, layout="tight"
+    )
+    last = axes.flat[-1]
+    for axis in axes.flat[len(names) :]:
+        axis.axis("off")
+    for name, axis in zip(names, axes.flat, strict=False):
         mine = [row for row in rows if row["task"] == name and int(row["step"]) > 0]
-        mine = [row for row in mine if row["round"] == mine[-1]["round"]]
-        steps = [int(row["step"]) for row in mine]
-        for column, label in LINES.items():
-            axis.plot(steps, [float(row[column]) for row in mine], label=label)
-        real = [math.log10(float(row["largest"])) for row in mine]
-        axis.plot(steps, real, "k", label="real, largest")
-        axis.set_title(name, fontsize=10)
-        axis.set_xlabel("local step")
-    axes[0].set_ylabel("log₁₀ of the deviation")
-    axes[0].legend(fontsize=7, loc="upper left")
-    figure.tight_layout()
+        draw(axis, [row for row in mine if row["round"] == mine[-1]["round"]])
+        axis.set_title(f"{NAMES[name]} ({mine[0]['images']} images)", fontsize=10)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("distance from centralized Adam")
+    last.legend(*axes[0, 0].get_legend_handles_labels(), loc="center", frameon=False)
+    note = "The axis is compressed upwards:\nabove 10⁴ equal steps are not equal factors."
+    last.text(0.5, 0.16, note,
+              ha="center", fontsize=8, transform=last.transAxes)  # fmt: skip
     figure.savefig(HERE / "reality.png", dpi=110)
+    copyfile(HERE / "reality.png", SHOWN)
+
+
+def draw(axis: Axes, rows: list[dict[str, str]]) -> None:
+    """One task; each line says where it ends."""
+    steps = [int(row["step"]) for row in rows]
+    for (name, label), colour in zip(LINES.items(), COLOURS, strict=True):
+        logs = [math.log10(float(r["largest"])) if name == "real" else float(r[f"log10_{name}"])
+                for r in rows]  # fmt: skip
+        axis.plot(steps, logs, color=colour, label=label)
+        axis.annotate(power(f"{logs[-1]:.1f}"), (steps[-1], logs[-1]), (3, 0), fontsize=8,
+                      textcoords="offset points", va="center", color=colour)  # fmt: skip
+    axis.set_yscale("asinh", linear_width=4)
+    axis.set_yticks(TICKS, [power(str(tick)) for tick in TICKS])
+    axis.set_xlim(0, steps[-1] * 1.25)
+    axis.set_xticks(range(0, steps[-1] + 1, 10))
+    axis.grid(alpha=0.2)
+    axis.set_xlabel("local step")
+
+
+def power(exponent: str) -> str:
+    """Ten to it, typeset."""
+    return f"$10^{{{exponent}}}$"
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ certified minimum. The weights Γ, Λ, Θ are those of the theorem at l = L with
 constants.csv, those of the sharper bound, and 1, 1, 1. Writes masks.csv. Needs Fashion-MNIST in
 FEDSIFT_DATA.
 
-The large networks, on a GPU: `--tasks vgg11-cifar10,resnet18-cifar10 --device cuda --out DIR`.
+The large networks, on a GPU and with CIFAR-10 there:
+`--tasks vgg11-cifar10,resnet18-cifar10 --device cuda --out DIR`.
 """
 
 import time

@@ -4,7 +4,8 @@ The paper's settings (L = 30, lr 0.001, density 0.05, seed 0). Writes reality.cs
 step) and constants.csv. Needs Fashion-MNIST in FEDSIFT_DATA. `python reproduce/theory/draw.py` then
 draws reality.png.
 
-The large networks, on a GPU: `--tasks vgg11-cifar10,resnet18-cifar10 --device cuda --out DIR`.
+The large networks, on a GPU and with CIFAR-10 there:
+`--tasks vgg11-cifar10,resnet18-cifar10 --device cuda --out DIR`.
 """
 
 import math

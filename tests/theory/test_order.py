@@ -73,7 +73,7 @@ def test_the_limit_is_the_printed_one():
 
 
 def test_a_step_is_needed():
-    with pytest.raises(ValueError, match="local_steps"):
+    with pytest.raises(ValueError, match="l must be a whole number of at least 1, got 0"):
         coefficient_order(
             l=0, d=1, beta1=0.9, beta2=0.999, eps=1e-6, lr=1e-3, rho=1.0, grad_bound=1.0
         )

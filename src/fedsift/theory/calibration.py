@@ -89,8 +89,7 @@ class Calibration:
         except (StopIteration, Diverged):
             pass
         if len(curve) > before or not curve:
-            name = f"L = {choice.local_steps}, lr {choice.lr:g}, density {choice.density:g}"
-            self.say(f"{name}: {told(curve)}")
+            self.say(f"{choice}: {told(curve)}")
         return curve
 
 

@@ -201,7 +201,7 @@ def advise(
     clients: Annotated[int, option("--clients", "Number of clients.")] = 20,
     partition: Annotated[str, option("--partition", "iid, dirichlet or documents.")] = "iid",
     theta: Annotated[float, option("--theta", "Dirichlet concentration.")] = 0.1,
-    batch_size: Annotated[int, option("--batch-size", "Samples a local step.")] = 64,
+    batch_size: Annotated[int, option("--batch-size", "Samples a local step; 0: all.")] = 64,
     seed: Annotated[int, option("--seed", "Fixes weights, partition and mini-batches.")] = 0,
     calibration_rounds: Annotated[
         int, option("--calibration-rounds", "Rounds of the defaults that set the line.")
@@ -224,7 +224,7 @@ def advise(
         advice = calibrate(
             calibration_task(RunConfig.from_values(values)), budget_mibit=budget_mbit,
             target=target, rounds=calibration_rounds,
-            say=lambda line: err.print(line, highlight=False),
+            say=lambda line: err.print(line, highlight=False, soft_wrap=True),
         )  # fmt: skip
     command = command_line(values, advice)
     if as_json:

@@ -43,8 +43,10 @@ class Recurrence:
         """Γ, Λ, Θ and Φ after l = ``steps`` local steps in closed form.
 
         With S_l = (r₊^l − r₋^l)/(r₊ − r₋) these are Γ = a S_l + φ S_{l−1}, Λ = b S_l, Θ = c S_l
-        and Φ = e S_l + χ Σ_{j<l} S_j: sums of positive terms only, unlike the printed form.
+        and Φ = e S_l + χ Σ_{j<l} S_j: sums of positive terms only, unlike the printed form. A round
+        starts at l = 0.
         """
+        check(steps=steps)
         if steps == 0:
             return DeviationCoefficients(0.0, NOTHING, NOTHING, NOTHING)
         s, before = self.log_s(steps), self.log_s(steps - 1)
@@ -119,7 +121,7 @@ def deviation_coefficients(
     sigma_g: float,
     batch: int,
 ) -> DeviationCoefficients:
-    """Γ, Λ, Θ and Φ of Theorem 1 after l local steps, as natural logarithms.
+    """Γ, Λ, Θ and Φ of Theorem 1 after l ≥ 1 local steps, as natural logarithms.
 
     ``grad_bound`` is G of Assumption 2, ``batch`` the client's mini-batch |D̃ₙ|; a client that uses
     its whole set every step has no sampling noise: give ``sigma_l=0``.
@@ -154,7 +156,7 @@ def travel_log_bound(
     ...                                 w_error=0.0)))
     8867
     """
-    check(l=l, d=d, eps=eps, lr=lr, grad_bound=grad_bound, w_error=w_error)
+    check(steps=l, d=d, eps=eps, lr=lr, grad_bound=grad_bound, w_error=w_error)
     way = log(2 * l) + log(lr) + log(grad_bound) + math.log(d) / 2 - math.log(eps) / 2
     return log_sum(log(w_error), way)
 

@@ -57,7 +57,6 @@ def coefficient_order(
     >>> coefficient_order(eps=100.0, **usual).is_counter_example
     True
     """
-    check(local_steps=l)
     c = deviation_coefficients(
         l=l, d=d, beta1=beta1, beta2=beta2, eps=eps, lr=lr, rho=rho, grad_bound=grad_bound,
         sigma_l=0.0, sigma_g=0.0, batch=1,

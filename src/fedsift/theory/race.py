@@ -28,6 +28,14 @@ class Choice:
     lr: float = 1e-3
     density: float = 0.05
 
+    def __str__(self) -> str:
+        """For the eye.
+
+        >>> print(Choice())
+        L = 30, lr 0.001, density 0.05
+        """
+        return f"L = {self.local_steps}, lr {self.lr:g}, density {self.density:g}"
+
     def mibit(self, d: int) -> float:
         """Uplink of a client and round in Mibit, by the paper's formula.
 

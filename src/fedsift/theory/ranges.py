@@ -12,7 +12,8 @@ _POSITIVE: Rule = ("a positive number", lambda x: x > 0)
 _COUNT: Rule = ("a whole number of at least 1", lambda x: x >= 1 and x == int(x))
 
 RULES: dict[str, Rule] = {
-    "l": ("a whole number of at least 0", lambda x: x >= 0 and x == int(x)),
+    "l": _COUNT,
+    "steps": ("a whole number of at least 0", lambda x: x >= 0 and x == int(x)),
     "d": _COUNT,
     "rounds": _COUNT,
     "local_steps": _COUNT,

@@ -36,6 +36,8 @@ def sharper_coefficients(
 ) -> DeviationCoefficients:
     """The factors of X_W, X_M, X_V and the rest, after l local steps; d plays no part.
 
+    A round starts at l = 0.
+
     >>> usual = dict(l=30, beta1=0.9, beta2=0.999, eps=1e-6, lr=1e-3, rho=10.0, grad_bound=1.0,
     ...              batch=64)
     >>> c = sharper_coefficients(sigma_l=1.0, sigma_g=1.0, **usual)
@@ -43,7 +45,7 @@ def sharper_coefficients(
     (276, -inf)
     """
     check(
-        l=l, beta1=beta1, beta2=beta2, eps=eps, lr=lr, rho=rho, grad_bound=grad_bound,
+        steps=l, beta1=beta1, beta2=beta2, eps=eps, lr=lr, rho=rho, grad_bound=grad_bound,
         sigma_l=sigma_l, sigma_g=sigma_g, batch=batch,
     )  # fmt: skip
     step = _step(beta1, beta2, eps, lr, rho, grad_bound)
