@@ -32,6 +32,7 @@ class Outcome:
     history: Sequence[Record]
     environment: Mapping[str, str]
     diverged: bool
+    parameters: int = 0
 
     @property
     def row(self) -> Row:
@@ -60,7 +61,8 @@ def outcome_of(run: Planned, out: Path) -> Outcome:
         summary["environment"]["precision"] = summary["precision"]
     history = folder.history()[: run.config.rounds]
     diverged = len(history) < run.config.rounds and (folder.path / DIVERGED).exists()
-    return Outcome(run, history, summary.get("environment", {}), diverged)
+    about = summary.get("environment", {})
+    return Outcome(run, history, about, diverged, summary.get("parameters", 0))
 
 
 def table_csv(lines: Iterable[Sequence[Outcome]]) -> str:

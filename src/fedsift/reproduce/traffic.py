@@ -2,7 +2,8 @@
 
 There are two targets: the task's own, and a harder one, the best accuracy that FedAdam came to with
 the same seed. FedAdam-SSM in the paper's format is what the others are measured by: its uplink by
-the paper's formula, and its downlink as it is sent.
+the paper's formula, and its downlink as it is sent. The first model, four bytes a parameter, comes
+down whatever the method, and is told by itself.
 """
 
 from __future__ import annotations
@@ -37,19 +38,24 @@ class Cost:
         return self.up + self.down
 
     @classmethod
-    def at(cls, record: Record) -> Cost:
-        """After that round."""
+    def at(cls, record: Record, first_model: float) -> Cost:
+        """After that round; what came down without the first model."""
         paper, up, down = (
             float(record[key] or 0)
             for key in ("uplink_bits_paper", "uplink_bytes", "downlink_bytes")
         )
-        return cls(int(record["round"] or 0), up / 1e6, down / 1e6, paper / 8e6)
+        return cls(int(record["round"] or 0), up / 1e6, down / 1e6 - first_model, paper / 8e6)
 
 
 def cost_to(outcome: Outcome, target: float | None) -> Cost | None:
     """What a run took to its target; None if it did not get there, or if there is no target."""
     then = None if target is None else reached(outcome.history, target)
-    return None if then is None else Cost.at(then)
+    return None if then is None else Cost.at(then, first_model(outcome))
+
+
+def first_model(outcome: Outcome) -> float:
+    """Megabytes of the first model's values."""
+    return 4 * outcome.parameters / 1e6
 
 
 def accuracies(outcome: Outcome) -> list[float]:
@@ -115,6 +121,7 @@ def summary_of(line: Line, harder: Mapping[int, float]) -> dict[str, Any]:
         "seeds": [outcome.run.config.seed for outcome in line],
         "rounds": min(len(outcome.history) for outcome in line),
         "diverged": sum(outcome.diverged for outcome in line),
+        "first_model": first_model(line[0]),
         "final_accuracy": mean_and_sd([accuracies(outcome)[-1] for outcome in line]),
         "best_accuracy": mean_and_sd([max(accuracies(outcome)) for outcome in line]),
         "target": cost_of_line(line, None),
