@@ -1,9 +1,10 @@
-/* Convolution and pooling with the batch innermost: tensors are (H, C, W, N) in memory.
+/* Neural networks with the batch innermost: tensors are (H, C, W, N) in memory.
  *
  * All samples of a pixel lie side by side. So a few channels of some samples stay in registers
  * while the taps of the kernel go by, and each tap is one multiply-add of whole vectors.
  */
 
+#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -281,4 +282,36 @@ void halve_weight_gradient(const float *g, const unsigned char *which, const flo
         halve_gradient(g, which, between, 2, out, columns, batch);
         weight_gradient(between, x + h * in_row, taps, to, count, 2, columns, in_row, out, batch);
     }
+}
+
+/* ---- where a network begins and ends --------------------------------------------------------- */
+
+/* to (H, C, W, N) = the chosen images of x (.., C, H, W). */
+void gather(const float *x, const whole *chosen, float *to, whole rows, whole channels, whole columns, whole batch) {
+    for (whole h = 0; h < rows; h++)
+        for (whole c = 0; c < channels; c++, to += columns * batch)
+            for (whole n = 0; n < batch; n++) {
+                const float *from = x + ((chosen[n] * channels + c) * rows + h) * columns;
+                for (whole w = 0; w < columns; w++) to[w * batch + n] = from[w];
+            }
+}
+
+/* The mean cross-entropy of x (classes, N) with the chosen labels, and its gradient g. A loss of -1 says that
+   one of the labels is no class. */
+void cross_entropy(const float *x, const whole *labels, const whole *chosen, float *g, float *loss, whole classes,
+                   whole batch) {
+    double total = 0;
+    for (whole n = 0; n < batch; n++) {
+        whole label = labels[chosen[n]];
+        if (label < 0 || label >= classes) {
+            *loss = -1;
+            return;
+        }
+        float most = x[n], sum = 0;
+        for (whole c = 1; c < classes; c++) most = fmaxf(most, x[c * batch + n]);
+        for (whole c = 0; c < classes; c++) sum += g[c * batch + n] = expf(x[c * batch + n] - most);
+        for (whole c = 0; c < classes; c++) g[c * batch + n] = (g[c * batch + n] / sum - (c == label)) / batch;
+        total += logf(sum) + most - x[label * batch + n];
+    }
+    *loss = total / batch;
 }

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedsift.engine import native
-from fedsift.engine.network import has_hooks
+from fedsift.engine.task import has_hooks
 
 LANES = 16
 """Samples from which on the batch fills a vector register of every processor."""
@@ -80,6 +80,7 @@ def suits(layer: nn.Conv2d) -> bool:
     return (
         type(layer) is nn.Conv2d
         and layer.weight.dtype == torch.float32
+        and layer.weight.is_cpu
         and max(layer.in_channels, layer.out_channels) <= WIDE
         and layer.stride == layer.dilation == (1, 1)
         and layer.groups == 1
@@ -142,10 +143,16 @@ class BatchLastMaxPool2d(nn.MaxPool2d):
         return from_rows(apply(Halving, to_rows(x)))
 
 
-def padded(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """X in the frame of zeros that a layer asks for."""
+def frame_of(layer: nn.Conv2d) -> tuple[int, int]:
+    """Rows and columns of zeros that a layer asks for on each side."""
     assert not isinstance(layer.padding, str)
     down, across = layer.padding
+    return down, across
+
+
+def padded(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """X in the frame of zeros that a layer asks for."""
+    down, across = frame_of(layer)
     return nn.functional.pad(x, (across, across, down, down)) if down or across else x
 
 

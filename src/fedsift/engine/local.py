@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from fedsift.algorithms.method import Context
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.update import Update
 from fedsift.engine.batchlast import batch_last
+from fedsift.engine.program import program_of, stages_of, takes
 from fedsift.engine.task import ClientResult, Data, Diverged, Job, Task, finite
 from fedsift.seeding import torch_seed
 from fedsift.vector import Moments
@@ -67,11 +69,12 @@ class Trainer:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.model = copy.deepcopy(task.model)
-        on_cpu = next(self.model.parameters()).device.type == "cpu"  # the C functions' only place
-        self.is_batch_last = on_cpu and batch_last(self.model)
         self.w = task.layout.read(self.model)
         self.gradient = torch.zeros_like(self.w)
         task.layout.bind(self.model, self.w, self.gradient)
+        stages = stages_of(self.model, task.loss)
+        self.program = lru_cache(maxsize=1)(partial(program_of, stages))
+        self.is_batch_last = batch_last(self.model)
 
     def train(self, job: Job, client: int) -> ClientResult:
         """One client's round."""
@@ -84,24 +87,35 @@ class Trainer:
         task, steps = self.task, job.phase.local_steps
         data, labels = task.clients[client]
         batches = task.batches(job.round, client, steps)
+        chosen = None if batches is None else torch.from_numpy(batches).contiguous()
         total = 0.0
         self.model.train()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(task.seed, "layers", job.round, client))
             for step in range(steps):
-                if batches is None:
-                    batch = data, labels
-                else:
-                    rows = torch.from_numpy(batches[step]).to(data.device)
-                    batch = data.index_select(0, rows), labels.index_select(0, rows)
-                total += self.differentiate(x.w[0], *batch)
+                rows = None if chosen is None else chosen[step]
+                total += self.differentiate(x.w[0], data, labels, rows)
                 # A copy, as a method may keep it, and the next step would write over it.
                 x = job.phase.step(x, self.gradient[None].clone())
         return x, total / steps
 
-    def differentiate(self, w: Tensor, data: Tensor, labels: Tensor) -> float:
-        """Set the gradient to ∇f(w, batch), and give f."""
+    def differentiate(
+        self, w: Tensor, data: Tensor, labels: Tensor, rows: Tensor | None = None
+    ) -> float:
+        """Set the gradient to ∇f(w, batch), and give f. A batch is some rows, or all."""
         self.w.copy_(w)
+        batch = len(data) if rows is None else len(rows)
+        if takes(data, labels) and (program := self.program(data.shape[1:], batch)):
+            loss = program(data, labels, torch.arange(batch) if rows is None else rows)
+            if loss is not None:
+                return loss
+        if rows is not None:
+            there = rows.to(data.device)
+            data, labels = data.index_select(0, there), labels.index_select(0, there)
+        return self.follow(data, labels)
+
+    def follow(self, data: Tensor, labels: Tensor) -> float:
+        """The same by autograd, for any network and loss."""
         self.gradient.zero_()
         loss = self.task.loss(self.forward(data), labels)
         loss.backward()  # type: ignore[no-untyped-call]

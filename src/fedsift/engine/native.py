@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from ctypes import c_ssize_t, c_void_p
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from torch import Tensor
@@ -23,23 +23,28 @@ FLAGS = ("-O2", "-shared", "-fPIC")
 FOR_THIS_PROCESSOR = (("-march=native",), ("-mcpu=native",), ())
 """How compilers are told to use all that the processor can; the first way that works is taken."""
 
+Argument = Tensor | int
 Kernel = Callable[..., None]
 
 
-@cache
 def kernel(name: str) -> Kernel:
     """A function of the C file, which takes tensors (their memory) and whole numbers."""
-    library = load()
-    assert library is not None
-    function = getattr(library, name)
+    return lambda *arguments: prepared(name, *arguments)()
+
+
+def prepared(name: str, *arguments: Argument) -> Callable[[], None]:
+    """A call of a function of the C file that can be made again and again, with the same memory."""
+    function = getattr(load(), name)
     function.restype = None
+    return partial(function, *map(_in_c, arguments))
 
-    def call(*arguments: Tensor | int) -> None:
-        function(
-            *(c_void_p(x.data_ptr()) if isinstance(x, Tensor) else c_ssize_t(x) for x in arguments)
-        )
 
-    return call
+def _in_c(x: Argument) -> c_void_p | c_ssize_t:
+    if isinstance(x, int):
+        return c_ssize_t(x)
+    pointer = c_void_p(x.data_ptr())
+    setattr(pointer, "memory", x)  # noqa: B010, it lives as long as what points to it
+    return pointer
 
 
 @cache
@@ -65,7 +70,7 @@ def compiled(path: Path) -> Path:
     """Compile the C file to the given path."""
     compiler = os.environ.get("CC", "cc")
     for flags in FOR_THIS_PROCESSOR:
-        words = [*compiler.split(), *FLAGS, *flags, "-o", str(path), str(SOURCE)]
+        words = [*compiler.split(), *FLAGS, *flags, "-o", str(path), str(SOURCE), "-lm"]
         if subprocess.run(words, capture_output=True, timeout=60).returncode == 0:
             return path
     raise OSError(f"{compiler} cannot compile {SOURCE}")

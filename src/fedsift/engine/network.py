@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 
 from fedsift.engine import layers
 from fedsift.engine.layers import Weight, Window
+from fedsift.engine.task import has_hooks
 from fedsift.vector import Layout
 
 ALIGNMENT = 16
@@ -163,18 +164,6 @@ class Network:
         if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) > 1:
             return False
         return type(self.modules[str(before.target)]) in RECTIFYING
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody wants to be told of what a module does, or to change it.
-
-    >>> layer = nn.Linear(1, 1)
-    >>> handle = layer.register_forward_hook(lambda module, x, y: 2 * y)
-    >>> has_hooks(layer), has_hooks(nn.Linear(1, 1))
-    (True, False)
-    """
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind) for kind in kinds)
 
 
 @dataclass(frozen=True)

@@ -227,3 +227,15 @@ def check_model(model: nn.Module, sample: Tensor | None = None) -> None:
                 f"training changes {name!r}, which is no parameter: it would stay on the client "
                 "and not average"
             )
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody wants to be told of what a module does, or to change it.
+
+    >>> layer = nn.Linear(1, 1)
+    >>> handle = layer.register_forward_hook(lambda module, x, y: 2 * y)
+    >>> has_hooks(layer), has_hooks(nn.Linear(1, 1))
+    (True, False)
+    """
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in kinds)
