@@ -286,13 +286,17 @@ void halve_weight_gradient(const float *g, const unsigned char *which, const flo
 
 /* ---- where a network begins and ends --------------------------------------------------------- */
 
-/* to (H, C, W, N) = the chosen images of x (.., C, H, W). */
+/* to (H, C, W, N) = the chosen images of x (.., C, H, W); few at a time, each of which is read from its beginning
+   to its end, as memory likes it best. */
 void gather(const float *x, const whole *chosen, float *to, whole rows, whole channels, whole columns, whole batch) {
-    for (whole h = 0; h < rows; h++)
-        for (whole c = 0; c < channels; c++, to += columns * batch)
-            for (whole n = 0; n < batch; n++) {
-                const float *from = x + ((chosen[n] * channels + c) * rows + h) * columns;
-                for (whole w = 0; w < columns; w++) to[w * batch + n] = from[w];
+    for (whole first = 0; first < batch; first += 16)
+        for (whole h = 0; h < rows; h++)
+            for (whole c = 0; c < channels; c++) {
+                float *plane = to + (h * channels + c) * columns * batch;
+                for (whole n = first; n < smaller(first + 16, batch); n++) {
+                    const float *from = x + ((chosen[n] * channels + c) * rows + h) * columns;
+                    for (whole w = 0; w < columns; w++) plane[w * batch + n] = from[w];
+                }
             }
 }
 
@@ -314,4 +318,17 @@ void cross_entropy(const float *x, const whole *labels, const whole *chosen, flo
         total += logf(sum) + most - x[label * batch + n];
     }
     *loss = total / batch;
+}
+
+/* ---- the local step -------------------------------------------------------------------------- */
+
+/* Equations (4), (5) and (3): m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2, w -= lr m / sqrt(v + eps). */
+void adam(float *restrict w, float *restrict m, float *restrict v, const float *restrict g, double lr, double beta1,
+          double beta2, double eps, whole d) {
+    float rate = lr, keep_m = beta1, new_m = 1 - beta1, keep_v = beta2, new_v = 1 - beta2, small = eps;
+    for (whole i = 0; i < d; i++) {
+        m[i] = keep_m * m[i] + new_m * g[i];
+        v[i] = keep_v * v[i] + new_v * g[i] * g[i];
+        w[i] -= rate * (m[i] / sqrtf(v[i] + small));
+    }
 }

@@ -1,4 +1,4 @@
-"""A method's local step in place; Adam's on a GPU as one kernel.
+"""A method's local step in place; Adam's as one kernel, on a GPU and on a CPU.
 
 Written out, Adam's step reads and writes each of its tensors several times; fused, once.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedsift.adam import adam_step
 from fedsift.algorithms.method import Step
+from fedsift.engine import native
 from fedsift.vector import Moments
 
 InPlace = Callable[[Moments, Tensor, Tensor], None]
@@ -29,9 +30,11 @@ def fused(step: Step, like: Tensor) -> InPlace:
     >>> x.w.tolist()
     [[-1.0, -1.0]]
     """
-    is_adam = isinstance(step, partial) and step.func is adam_step
-    if is_adam and like.is_cuda and like.dtype == torch.float32:
-        return partial(adam_in_one_pass, **step.keywords)  # type: ignore[attr-defined]
+    if isinstance(step, partial) and step.func is adam_step and like.dtype == torch.float32:
+        if like.is_cuda:
+            return partial(adam_on_gpu, **step.keywords)
+        if like.is_cpu and native.load() is not None:
+            return partial(adam_on_cpu, **step.keywords)
 
     def in_place(x: Moments, gradient: Tensor, short: Tensor) -> None:
         for old, new in zip(x, step(x, gradient), strict=True):
@@ -43,7 +46,7 @@ def fused(step: Step, like: Tensor) -> InPlace:
     return in_place
 
 
-def adam_in_one_pass(
+def adam_on_gpu(
     x: Moments,
     gradient: Tensor,
     short: Tensor,
@@ -65,3 +68,20 @@ def adam_in_one_pass(
                 lr, beta1, 1 - beta1, beta2, 1 - beta2, eps,
                 SHORT=short is not x.w, EVEN=last == whole, BLOCK=block,
             )  # fmt: skip
+
+
+def adam_on_cpu(
+    x: Moments,
+    gradient: Tensor,
+    short: Tensor,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> None:
+    """The same on a CPU."""
+    numbers = (float(number) for number in (lr, beta1, beta2, eps))
+    native.kernel("adam")(*x, gradient, *numbers, x.w.numel())
+    if short is not x.w:
+        short.copy_(x.w)

@@ -16,6 +16,7 @@ from fedsift.algorithms.method import Context
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.update import Update
 from fedsift.engine.batchlast import batch_last
+from fedsift.engine.fused import fused
 from fedsift.engine.program import program_of, stages_of, takes
 from fedsift.engine.task import ClientResult, Data, Diverged, Job, Task, finite
 from fedsift.seeding import torch_seed
@@ -88,15 +89,15 @@ class Trainer:
         data, labels = task.clients[client]
         batches = task.batches(job.round, client, steps)
         chosen = None if batches is None else torch.from_numpy(batches).contiguous()
-        total = 0.0
+        x, step, total = Moments(*(t.clone() for t in x)), fused(job.phase.step, x.w), 0.0
         self.model.train()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(task.seed, "layers", job.round, client))
-            for step in range(steps):
-                rows = None if chosen is None else chosen[step]
+            for number in range(steps):
+                rows = None if chosen is None else chosen[number]
                 total += self.differentiate(x.w[0], data, labels, rows)
                 # A copy, as a method may keep it, and the next step would write over it.
-                x = job.phase.step(x, self.gradient[None].clone())
+                step(x, self.gradient[None].clone(), x.w)
         return x, total / steps
 
     def differentiate(

@@ -12,23 +12,23 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Callable
-from ctypes import c_ssize_t, c_void_p
+from ctypes import c_double, c_ssize_t, c_void_p
 from functools import cache, partial
 from pathlib import Path
 
 from torch import Tensor
 
 SOURCE = Path(__file__).with_name("batchlast.c")
-FLAGS = ("-O2", "-shared", "-fPIC")
+FLAGS = ("-O3", "-fno-math-errno", "-shared", "-fPIC")
 FOR_THIS_PROCESSOR = (("-march=native",), ("-mcpu=native",), ())
 """How compilers are told to use all that the processor can; the first way that works is taken."""
 
-Argument = Tensor | int
+Argument = Tensor | int | float
 Kernel = Callable[..., None]
 
 
 def kernel(name: str) -> Kernel:
-    """A function of the C file, which takes tensors (their memory) and whole numbers."""
+    """A function of the C file, which takes tensors (their memory) and numbers."""
     return lambda *arguments: prepared(name, *arguments)()
 
 
@@ -39,9 +39,9 @@ def prepared(name: str, *arguments: Argument) -> Callable[[], None]:
     return partial(function, *map(_in_c, arguments))
 
 
-def _in_c(x: Argument) -> c_void_p | c_ssize_t:
-    if isinstance(x, int):
-        return c_ssize_t(x)
+def _in_c(x: Argument) -> c_void_p | c_ssize_t | c_double:
+    if not isinstance(x, Tensor):
+        return c_ssize_t(x) if isinstance(x, int) else c_double(x)
     pointer = c_void_p(x.data_ptr())
     setattr(pointer, "memory", x)  # noqa: B010, it lives as long as what points to it
     return pointer
@@ -77,11 +77,11 @@ def compiled(path: Path) -> Path:
 
 
 def fingerprint() -> str:
-    """A hash of the source and of what the processor can do: a home may be many machines'."""
+    """A hash of source, flags and what the processor can do: a home may be many machines'."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         processor = next(line for line in lines if line.lower().startswith(("flags", "features")))
     except (OSError, StopIteration):
         processor = platform.processor()
-    known = SOURCE.read_bytes() + f"{platform.machine()} {processor}".encode()
+    known = SOURCE.read_bytes() + f"{FLAGS} {platform.machine()} {processor}".encode()
     return hashlib.sha256(known).hexdigest()[:16]

@@ -41,6 +41,10 @@ class Stage:
         """Whether it takes features, and not images."""
         return isinstance(self.layer, nn.Linear)
 
+    def takes(self, axes: int) -> bool:
+        """Whether it can be given what comes of samples with so many axes."""
+        return self.is_flat or axes == 1 if self.is_linear else axes == 3 and not self.is_flat
+
 
 def stages_of(model: nn.Module, loss: Loss) -> list[Stage]:
     """The stages of a network whose parameters have their gradients; none if it is not known."""
@@ -153,7 +157,7 @@ class Program:
             self.convolve(stage.layer, stage)
         if stage.rectifies and not stage.halves:
             y, of_y = self.now
-            gradient = torch.ops.aten.threshold_backward
+            gradient = torch.ops.aten.threshold_backward.grad_input
             self.do(y.relu_, partial(gradient, of_y, y, 0, grad_input=of_y))
 
     def flatten(self) -> None:
@@ -223,8 +227,8 @@ class Convolution:
         self.ordered = torch.empty(high, wide, channels, out)
 
     def order(self) -> Call:
-        """The weight as the C functions want it."""
-        return partial(self.ordered.copy_, self.weight.x.permute(2, 3, 1, 0))
+        """The weight (KH, KW, C, O), as the C functions want it."""
+        return rearranged(self.weight.x, lambda weight: weight.permute(2, 3, 1, 0), self.ordered)
 
     def plain(self, y: Value, of_x: Tensor) -> Iterator[Call]:
         """The convolution; then the calls for its gradient."""
@@ -257,7 +261,7 @@ class Convolution:
             _, _, channels, high, wide, out = self.sizes
             turned, zeros = torch.empty(high, wide, out, channels), torch.zeros(channels)
             sizes = self.shape[0], self.shape[2], out, high, wide, channels
-            yield lambda: turned.copy_(self.weight.x.flip(2, 3).permute(2, 3, 0, 1))
+            yield rearranged(self.weight.x, lambda w: w.flip(2, 3).permute(2, 3, 0, 1), turned)
             yield prepared("convolve", of_y, turned, zeros, of_x, *sizes, *self.back, self.batch)
 
     @property
@@ -272,11 +276,15 @@ class Convolution:
         return len(self.taps), rows, columns, math.prod(self.x.shape[1:]), out, batch
 
 
+def rearranged(x: Tensor, how: Callable[[Tensor], Tensor], into: Tensor) -> Call:
+    """The call that copies numbers to where a function would have them."""
+    places = how(torch.arange(x.numel()).view_as(x)).flatten()
+    return partial(torch.index_select, x.view(-1), 0, places, out=into.view(-1))
+
+
 def program_of(stages: Sequence[Stage], shape: Sequence[int], batch: int) -> Program | None:
     """The program for batches of samples of some shape, if there can be one."""
-    is_flat = len(shape) == 1
-    fits = all((is_flat or stage.is_flat) == stage.is_linear for stage in stages)
-    if not stages or not fits or len(shape) not in (1, 3) or batch < LANES:
+    if not stages or batch < LANES or not all(stage.takes(len(shape)) for stage in stages):
         return None
     try:
         return Program(stages, shape, batch)
