@@ -156,6 +156,19 @@ def test_a_convolution_outside_a_sequence_is_left_alone():
     assert not isinstance(model[0], BatchLastConv2d)
 
 
+@needs_compiler
+def test_a_layer_may_have_several_places():
+    """Or a ReLU that a convolution does in passing would be missing where it is used again."""
+    relu, pool = nn.ReLU(), nn.MaxPool2d(2)
+    layers = nn.Conv2d(1, 3, 5), pool, relu, nn.Tanh(), pool, nn.Conv2d(3, 4, 1), relu
+    same(*pair(*layers), torch.randn(20, 1, 12, 12))
+
+
+def test_a_convolution_with_two_places_is_left_alone():
+    layer = nn.Conv2d(1, 1, 3, padding=1)
+    assert not batch_last(nn.Sequential(layer, nn.MaxPool2d(2), layer))
+
+
 @pytest.fixture
 def fresh(tmp_path, monkeypatch):
     """Kernels that are compiled anew, and forgotten afterwards."""

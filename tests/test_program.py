@@ -55,6 +55,13 @@ NETWORKS = {
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 4)),
     ),
     "features": ((7,), lambda: nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 4))),
+    "one ReLU in many places": (
+        (1, 6, 6),
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3), relu := nn.ReLU(), nn.Flatten(), nn.Linear(64, 9), relu,
+            nn.Linear(9, 4),
+        ),
+    ),
     "one layer": ((7,), lambda: nn.Linear(7, 4)),
     "sentences": ((3, 7), lambda: nn.Sequential(nn.Flatten(), nn.Linear(21, 4))),
 }  # fmt: skip

@@ -9,6 +9,7 @@ they are. The work itself is done in C (``batchlast.c``).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -33,9 +34,10 @@ def batch_last(model: nn.Module) -> bool:
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     sequences = [module for module in model.modules() if type(module) is nn.Sequential]
-    in_sequence = {layer for sequence in sequences for layer in sequence}
-    # Elsewhere there may be a pool that is no layer, and slow in this order of memory.
-    if not layers or not in_sequence.issuperset(layers) or not all(map(suits, layers)):
+    in_sequence = Counter(layer for sequence in sequences for layer in sequence)
+    # Elsewhere there may be a pool that is no layer, and slow in this order of memory; and what
+    # follows a convolution must be the same wherever it is used.
+    if not layers or not all(in_sequence[layer] == 1 and suits(layer) for layer in layers):
         return False
     if any(map(has_hooks, model.modules())) or native.load() is None:
         return False
@@ -64,8 +66,8 @@ def join_pools(sequence: nn.Sequential) -> None:
         if type(layer) is nn.Conv2d:
             layer.__class__ = BatchLastConvPool2d
             setattr(layer, "rectifies", len(joined) == 2)  # noqa: B010, its class is new
-            for follower in joined:
-                follower.__class__ = Done
+            for place in range(number + 1, number + 1 + len(joined)):
+                sequence[place] = Done()  # only here: a ReLU may have more places
 
 
 def kind(layer: nn.Module) -> str:
