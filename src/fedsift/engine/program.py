@@ -10,21 +10,26 @@ any other network is autograd's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsift.engine import native
-from fedsift.engine.batchlast import LANES, between, frame_of, kind, suits, taps
+from fedsift.engine.batchlast import LANES, frame_of, kind, suits
+from fedsift.engine.convolutions import (
+    Call,
+    Convolution,
+    HalvedConvolution,
+    PointConvolution,
+    Unfit,
+    Value,
+)
 from fedsift.engine.native import prepared
 from fedsift.engine.task import Loss, has_hooks
-
-Call = Callable[[], object]
 
 
 @dataclass
@@ -93,30 +98,6 @@ def leaves(model: nn.Module) -> Iterator[nn.Module]:
         yield from leaves(part)
 
 
-class Value(NamedTuple):
-    """Numbers, and the loss's gradient with respect to them; that of data is left empty."""
-
-    x: Tensor
-    gradient: Tensor
-
-    @classmethod
-    def empty(cls, *shape: int) -> Value:
-        """Memory for both."""
-        return cls(torch.empty(shape), torch.empty(shape))
-
-    @classmethod
-    def of(cls, parameter: Tensor | None, size: int) -> Value:
-        """A parameter; zeros for a bias that a layer does not have."""
-        if parameter is None:
-            return cls(torch.zeros(size), torch.empty(size))
-        assert parameter.grad is not None
-        return cls(parameter.detach(), parameter.grad)
-
-
-class Unfit(Exception):
-    """A layer cannot take what it is given: autograd will say why."""
-
-
 class Program:
     """What computes the loss and the gradient of batches of one size."""
 
@@ -143,9 +124,9 @@ class Program:
             call()
         return loss
 
-    def do(self, forward: Call, *backward: Call) -> None:
-        """One call more, after all others; those for its gradient come before all others."""
-        self.forward.append(forward)
+    def do(self, forward: Iterable[Call], backward: Iterable[Call] = ()) -> None:
+        """Calls after all others; and those for the gradient, which come before all others."""
+        self.forward += forward
         self.backward[:0] = backward
 
     def add(self, stage: Stage) -> None:
@@ -158,7 +139,7 @@ class Program:
         if stage.rectifies and not stage.halves:
             y, of_y = self.now
             gradient = torch.ops.aten.threshold_backward.grad_input
-            self.do(y.relu_, partial(gradient, of_y, y, 0, grad_input=of_y))
+            self.do([y.relu_], [partial(gradient, of_y, y, 0, grad_input=of_y)])
 
     def flatten(self) -> None:
         """From (H, C, W, N) to the order that PyTorch has, (C, H, W, N)."""
@@ -167,7 +148,7 @@ class Program:
         if rows > 1:
             self.now = flat = Value.empty(channels, rows, columns, batch)
             back = flat.gradient.transpose(0, 1)
-            self.do(partial(flat.x.copy_, x.transpose(0, 1)), partial(of_x.copy_, back))
+            self.do([partial(flat.x.copy_, x.transpose(0, 1))], [partial(of_x.copy_, back)])
 
     def multiply(self, layer: nn.Linear) -> None:
         """A linear layer of all numbers of a sample."""
@@ -177,25 +158,39 @@ class Program:
         x, of_x = (t.view(-1, batch) for t in self.now)
         self.now = Value.empty(1, layer.out_features, 1, batch)
         y, of_y = (t.view(-1, batch) for t in self.now)
-        weight, bias = Value.of(layer.weight, 0), Value.of(layer.bias, layer.out_features)
-        self.do(
-            partial(torch.addmm, bias.x[:, None], weight.x, x, out=y),
+        weight, bias = Value.of(layer.weight), Value.of(layer.bias, layer.out_features)
+        of_parameters = (
             partial(torch.sum, of_y, 1, out=bias.gradient),
             partial(torch.mm, of_y, x.t(), out=weight.gradient),
-            *([partial(torch.mm, weight.x.t(), of_y, out=of_x)] if len(of_x) else []),
         )
+        back = [partial(torch.mm, weight.x.t(), of_y, out=of_x)] if len(of_x) else []
+        start = bias.x[:, None]
+        self.do([partial(torch.addmm, start, weight.x, x, out=y)], [*of_parameters, *back])
 
     def convolve(self, layer: nn.Conv2d, stage: Stage) -> None:
         """A convolution, with the pool and the ReLU that follow it."""
-        of_x, work = self.now.gradient, Convolution(layer, self.framed(layer))
-        self.do(work.order())
-        rows, out, columns, batch = work.shape
-        if stage.halves:
-            self.now = Value.empty(rows // 2, out, columns // 2, batch)
-            self.do(*work.halved(self.now, of_x, stage.rectifies))
+        of_x, x = self.now.gradient, self.framed(layer)
+        if PointConvolution.suits(layer, x):
+            work: Convolution = PointConvolution(layer, x)
+        elif stage.halves:
+            work = HalvedConvolution(layer, x, stage.rectifies)
         else:
-            self.now = Value.empty(*work.shape)
-            self.do(*work.plain(self.now, of_x))
+            work = Convolution(layer, x)
+        self.now = y, of_y = Value.empty(*work.shape)
+        self.do(work.forward(y), work.backward(of_y, of_x))
+        if stage.halves and not isinstance(work, HalvedConvolution):
+            self.halve(stage.rectifies)
+
+    def halve(self, rectifies: bool) -> None:
+        """The largest of each four pixels, and maybe a ReLU."""
+        x, of_x = self.now
+        rows, channels, columns, batch = x.shape
+        self.now = y, of_y = Value.empty(rows // 2, channels, columns // 2, batch)
+        which = torch.empty(y.shape, dtype=torch.uint8)
+        self.do(
+            [prepared("halve", x, y, which, *x.shape, rectifies)],
+            [prepared("halve_gradient", of_y, which, of_x, *x.shape)],
+        )
 
     def framed(self, layer: nn.Conv2d) -> Tensor:
         """What there is, in the frame of zeros that a convolution asks for."""
@@ -205,81 +200,8 @@ class Program:
         rows, channels, columns, batch = x.shape
         framed = torch.zeros(rows + 2 * down, channels, columns + 2 * across, batch)
         inside = framed[down : down + rows, :, across : across + columns]
-        self.do(partial(inside.copy_, x))
+        self.do([partial(inside.copy_, x)])
         return framed
-
-
-class Convolution:
-    """The calls for a convolution of x (H, C, W, N), which is in its frame of zeros already."""
-
-    def __init__(self, layer: nn.Conv2d, x: Tensor) -> None:
-        rows, channels, columns, batch = x.shape
-        self.weight, self.bias = (
-            Value.of(p, len(layer.weight)) for p in (layer.weight, layer.bias)
-        )
-        out, wanted, high, wide = self.weight.x.shape
-        down, across = frame_of(layer)
-        if channels != wanted or rows < high or columns < wide or down >= high or across >= wide:
-            raise Unfit
-        self.x, self.batch, self.back = x, batch, (high - 1 - down, wide - 1 - across)
-        self.sizes = rows, columns, channels, high, wide, out
-        self.shape = rows - high + 1, out, columns - wide + 1, batch
-        self.ordered = torch.empty(high, wide, channels, out)
-
-    def order(self) -> Call:
-        """The weight (KH, KW, C, O), as the C functions want it."""
-        return rearranged(self.weight.x, lambda weight: weight.permute(2, 3, 1, 0), self.ordered)
-
-    def plain(self, y: Value, of_x: Tensor) -> Iterator[Call]:
-        """The convolution; then the calls for its gradient."""
-        memory = self.x, self.ordered, self.bias.x, y.x
-        yield prepared("convolve", *memory, *self.sizes, 0, 0, self.batch)
-        yield partial(torch.sum, y.gradient, (0, 2, 3), out=self.bias.gradient)
-        yield from self.gradients(y.gradient, of_x)
-
-    def halved(self, y: Value, of_x: Tensor, rectifies: bool) -> Iterator[Call]:
-        """The convolution with the largest of each four pixels; then the calls for its gradient."""
-        which = torch.empty(y.x.shape, dtype=torch.uint8)
-        memory = self.x, self.ordered, self.bias.x, between(self.shape), y.x, which
-        yield prepared("convolve_halve", *memory, *self.sizes, self.batch, rectifies)
-        yield prepared("bias_gradient", y.gradient, which, self.bias.gradient, *y.x.shape)
-        if len(of_x):
-            spread = torch.zeros(self.shape)
-            yield prepared("halve_gradient", y.gradient, which, spread, *self.shape)
-            yield from self.gradients(spread, of_x)
-        else:
-            places = self.x, self.taps, between(self.shape), self.weight.gradient
-            yield self.weight.gradient.zero_
-            yield prepared("halve_weight_gradient", y.gradient, which, *places, *self.tap_sizes)
-
-    def gradients(self, of_y: Tensor, of_x: Tensor) -> Iterator[Call]:
-        """Those of the weight and, where it is wanted, of x."""
-        memory = self.x, self.taps, self.weight.gradient
-        yield self.weight.gradient.zero_
-        yield prepared("weight_gradient", of_y, *memory, *self.tap_sizes)
-        if len(of_x):
-            _, _, channels, high, wide, out = self.sizes
-            turned, zeros = torch.empty(high, wide, out, channels), torch.zeros(channels)
-            sizes = self.shape[0], self.shape[2], out, high, wide, channels
-            yield rearranged(self.weight.x, lambda w: w.flip(2, 3).permute(2, 3, 0, 1), turned)
-            yield prepared("convolve", of_y, turned, zeros, of_x, *sizes, *self.back, self.batch)
-
-    @property
-    def taps(self) -> Tensor:
-        """Where in x each weight finds its first pixel."""
-        return taps(self.weight.x.shape[1:], self.x.shape[2], self.batch)
-
-    @property
-    def tap_sizes(self) -> tuple[int, ...]:
-        """What the gradient of the weight wants to know."""
-        rows, out, columns, batch = self.shape
-        return len(self.taps), rows, columns, math.prod(self.x.shape[1:]), out, batch
-
-
-def rearranged(x: Tensor, how: Callable[[Tensor], Tensor], into: Tensor) -> Call:
-    """The call that copies numbers to where a function would have them."""
-    places = how(torch.arange(x.numel()).view_as(x)).flatten()
-    return partial(torch.index_select, x.view(-1), 0, places, out=into.view(-1))
 
 
 def program_of(stages: Sequence[Stage], shape: Sequence[int], batch: int) -> Program | None:
