@@ -1,4 +1,4 @@
-"""Convolutions in C against PyTorch's own: one local step of small networks, on one core.
+"""A step's gradient in C against PyTorch's own, of small networks, on one core.
 
     python benchmarks/kernels.py --out benchmarks/results/kernels.json
 
@@ -42,11 +42,19 @@ def wider() -> nn.Module:
     )  # fmt: skip
 
 
+def linear() -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(),
+        nn.Linear(200, 10),
+    )  # fmt: skip
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "the paper's CNN": (cnn, (1, 28, 28)),
     "small-cnn": (small_cnn, (1, 8, 8)),
     "a LeNet for CIFAR-10": (lenet, (3, 32, 32)),
     "32 and 64 channels of 3 x 3": (wider, (3, 32, 32)),
+    "linear layers, 784 to 200 to 200 to 10": (linear, (1, 28, 28)),
 }
 
 
@@ -62,8 +70,8 @@ def milliseconds(make: Callable[[], nn.Module], shape: tuple[int, ...], repeats:
     ours = trainer(model, x, y)
     with patch.object(native, "load", lambda: None):
         theirs = trainer(model, x, y)
-    assert ours.is_batch_last
-    assert not theirs.is_batch_last
+    assert ours.program(x.shape[1:], BATCH)
+    assert not theirs.program(x.shape[1:], BATCH)
     best = {"c": float("inf"), "pytorch": float("inf")}
     for _ in range(repeats):
         for name, each in (("c", ours), ("pytorch", theirs)):

@@ -1,7 +1,6 @@
 """Layers with the batch innermost compute what torch's own do."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -169,16 +168,7 @@ def test_a_convolution_with_two_places_is_left_alone():
     assert not batch_last(nn.Sequential(layer, nn.MaxPool2d(2), layer))
 
 
-@pytest.fixture
-def fresh(tmp_path, monkeypatch):
-    """Kernels that are compiled anew, and forgotten afterwards."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    native.load.cache_clear()
-    yield
-    native.load.cache_clear()
-
-
-def test_without_a_compiler_torch_does_the_work(fresh, monkeypatch):
+def test_without_a_compiler_torch_does_the_work(fresh_kernels, monkeypatch):
     monkeypatch.setenv("CC", "there-is-no-such-compiler")
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
     x, y = torch.randn(20, 1, 4, 4), torch.zeros(20, dtype=torch.int64)
@@ -207,12 +197,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(compiler, tmp_path, monkeyp
 
 
 @needs_compiler
-@pytest.mark.parametrize("flags", [(), ("-mavx2", "-mfma")], ids=str)
-def test_every_width_of_vectors_computes_the_same(flags, fresh, monkeypatch):
-    about = Path("/proc/cpuinfo")
-    if flags and not (about.exists() and "avx2" in about.read_text()):
-        pytest.skip("needs a processor that says it has AVX2")
-    monkeypatch.setattr(native, "FOR_THIS_PROCESSOR", (flags,))
+def test_every_width_of_vectors_computes_the_same(narrow_vectors):
     for layer, shape in CONVOLUTIONS.values():
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         same(*pair(layer, nn.MaxPool2d(2), nn.ReLU()), x)

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsift.adam import adam_step
 from fedsift.engine import native
+from fedsift.engine.convolutions import PointConvolution
 from fedsift.engine.fused import fused
 from fedsift.engine.local import Trainer
 from fedsift.engine.program import stages_of
@@ -34,6 +35,20 @@ NETWORKS = {
         lambda: nn.Sequential(
             nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 7, 2), nn.MaxPool2d(2),
             nn.Flatten(), nn.Linear(14, 4),
+        ),
+    ),
+    "fewer products, two pixels at once": (
+        (6, 9, 10),
+        lambda: nn.Sequential(
+            nn.Conv2d(6, 7, (4, 5)), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(7, 5, 3, padding=1),
+            nn.Flatten(), nn.Linear(45, 4),
+        ),
+    ),
+    "fewer products, four pixels at once": (
+        (8, 6, 6),
+        lambda: nn.Sequential(
+            nn.Conv2d(8, 9, 3), nn.ReLU(), nn.Conv2d(9, 7, (2, 5), padding=(1, 2)), nn.ReLU(),
+            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(28, 4),
         ),
     ),
     "no bias": (
@@ -89,7 +104,18 @@ def by_autograd(model, x, y):
 @pytest.mark.parametrize("batch", [16, 37, 64, None])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_step_is_autograds(name, batch):
+    check(name, batch)
+
+
+@needs_compiler
+def test_every_width_of_vectors_computes_the_same(narrow_vectors):
+    for name in NETWORKS:
+        check(name, 37)
+
+
+def check(name, batch):
     shape, make = NETWORKS[name]
+    torch.manual_seed(0)
     model, (x, y) = make(), samples(shape)
     trainer = trainer_of(model, x, y)
     rows = None if batch is None else torch.randperm(len(x))[:batch]
@@ -210,6 +236,35 @@ def test_training_that_left_the_numbers_is_noticed():
     trainer = trainer_of(nn.Linear(7, 4), x, y)
     assert torch.tensor(trainer.differentiate(trainer.w.clone(), x, y)).isnan()
     assert trainer.gradient.isnan().any()
+
+
+@needs_compiler
+@pytest.mark.parametrize("columns", [8, 6])
+@pytest.mark.parametrize("wide", [3, 5])
+def test_fewer_products_err_as_single_precision_does(wide, columns):
+    """Against double precision: at most a few times as much as PyTorch's own convolution."""
+    layer = nn.Conv2d(16, 20, (3, wide))
+    layer.weight.grad, layer.bias.grad = torch.empty_like(layer.weight), torch.empty(20)
+    rows = torch.randn(9, 16, columns + wide - 1, 64)
+    assert PointConvolution.suits(layer, rows)
+    work = PointConvolution(layer, rows)
+    y, of_y, of_x = torch.empty(work.shape), torch.randn(work.shape), torch.empty(rows.shape)
+    for call in (*work.forward(y), *work.backward(of_y, of_x)):
+        call()
+    ours = [
+        y.permute(3, 1, 0, 2), of_x.permute(3, 1, 0, 2), layer.weight.grad, layer.bias.grad
+    ]  # fmt: skip
+    x, of_output = rows.permute(3, 1, 0, 2), of_y.permute(3, 1, 0, 2)
+    single, double = (of_all(layer, x, of_output, dtype) for dtype in (torch.float, torch.double))
+    for mine, theirs, truth in zip(ours, single, double, strict=True):
+        assert (mine - truth).norm() < 4 * (theirs - truth).norm()
+
+
+def of_all(layer, x, of_output, dtype):
+    """A convolution's output, and the gradients of all that goes in."""
+    layer, x = copy.deepcopy(layer).to(dtype), x.to(dtype).requires_grad_()
+    y = layer(x)
+    return [y, *torch.autograd.grad(y, (x, *layer.parameters()), of_output.to(dtype))]
 
 
 @needs_compiler
