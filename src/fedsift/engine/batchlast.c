@@ -284,28 +284,29 @@ void halve_weight_gradient(const float *g, const unsigned char *which, const flo
     }
 }
 
-/* ---- a convolution by points ------------------------------------------------------------------ */
+/* ---- to points and back ---------------------------------------------------------------------- */
 
 enum { MOST = 8 }; /* points */
-typedef struct { whole number, tile, plane; } Steps; /* from one to the next in memory */
+typedef struct { whole item, tile, plane; } Steps; /* from one to the next, in memory */
 
-/* In each tile of each plane `out` numbers = matrix (out, in) times `in` numbers. If tiles begin closer together
-   than `out`, those that meet are added up; what the tile before has, it holds. */
-INLINE void mix(int in, const float *from, Steps f, const float *matrix, float *to, Steps t, whole out, whole apart,
+/* In each tile of each plane: `out` items of y = matrix (out, in) times `in` items of x. Where tiles of y overlap,
+   as the next begins `apart` items on, they are added up: `sums` still holds what the tile before has there. */
+INLINE void mix(int in, const float *x, Steps of_x, const float *matrix, float *y, Steps of_y, whole out, whole apart,
                 whole planes, whole tiles, whole batch) {
     for (whole plane = 0; plane < planes; plane++)
         for (whole n = 0, at; n < batch; n = at + LANES) {
             at = smaller(n, batch - LANES);
-            vector held[2 * MOST] = {};
+            vector sums[2 * MOST] = {};
             for (whole tile = 0; tile < tiles; tile++) {
-                const float *numbers = from + plane * f.plane + tile * f.tile + at;
-                float *mixed = to + plane * t.plane + tile * t.tile + at;
-                vector number[MOST];
-                EACH(i, in) number[i] = load(numbers + i * f.number);
+                const float *from = x + plane * of_x.plane + tile * of_x.tile + at;
+                float *to = y + plane * of_y.plane + tile * of_y.tile + at;
+                vector item[MOST];
+                EACH(i, in) item[i] = load(from + i * of_x.item);
                 for (whole o = 0; o < out; o++) {
-                    vector sum = held[o + apart];
-                    EACH(i, in) sum += matrix[o * in + i] * number[i];
-                    store(mixed + o * t.number, held[o] = sum);
+                    vector sum = sums[o + apart];
+                    EACH(i, in) sum += matrix[o * in + i] * item[i];
+                    store(to + o * of_y.item, sum);
+                    sums[o] = sum;
                 }
             }
         }
@@ -313,22 +314,23 @@ INLINE void mix(int in, const float *from, Steps f, const float *matrix, float *
 
 #define MIX(in) \
     case in: \
-        mix(in, from, f, matrix, to, t, out, apart, planes, tiles, batch); \
+        mix(in, x, of_x, matrix, y, of_y, out, apart, planes, tiles, batch); \
         break;
 
-/* to (points, planes, tiles, N) = matrix (points, wide) times `wide` columns of x (planes, columns, N), for a tile
-   that begins at every `step`-th. */
-void to_points(const float *from, const float *matrix, float *to, whole planes, whole columns, whole tiles, whole wide,
+/* y (points, planes, tiles, N) = matrix (points, wide) times `wide` columns of x (planes, columns, N), for the tile
+   that begins at every `step`-th of them. */
+void to_points(const float *x, const float *matrix, float *y, whole planes, whole columns, whole tiles, whole wide,
                whole step, whole points, whole batch) {
-    Steps f = {batch, step * batch, columns * batch}, t = {planes * tiles * batch, batch, tiles * batch};
+    Steps of_x = {batch, step * batch, columns * batch}, of_y = {planes * tiles * batch, batch, tiles * batch};
     whole out = points, apart = MOST;
     switch (wide) { MIX(2) MIX(4) MIX(6) MIX(8) }
 }
 
-/* to (planes, columns, N) += matrix (wide, points) times the points of each tile, from (points, planes, tiles, N). */
-void from_points(const float *from, const float *matrix, float *to, whole planes, whole columns, whole tiles,
-                 whole wide, whole step, whole points, whole batch) {
-    Steps f = {planes * tiles * batch, batch, tiles * batch}, t = {batch, step * batch, columns * batch};
+/* y (planes, columns, N) = matrix (wide, points) times the points of x (points, planes, tiles, N): `wide` columns a
+   tile, from every `step`-th on. */
+void from_points(const float *x, const float *matrix, float *y, whole planes, whole columns, whole tiles, whole wide,
+                 whole step, whole points, whole batch) {
+    Steps of_x = {planes * tiles * batch, batch, tiles * batch}, of_y = {batch, step * batch, columns * batch};
     whole out = wide, apart = step;
     switch (points) { MIX(4) MIX(6) MIX(8) }
 }
