@@ -1,5 +1,6 @@
 """Shared by all tests: one torch thread a process, and hypothesis without a clock."""
 
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -9,6 +10,8 @@ import torch
 from fedsift.engine import native
 
 torch.set_num_threads(1)
+# A shell's background job ignores Ctrl-C, and so would the processes that tests start and stop.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("fedsift", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("fedsift")
 
