@@ -161,7 +161,7 @@ updates (`python benchmarks/mask_time.py`):
 
 **The main claim holds.** FedAdam-SSM needs a fraction of FedAdam's bits to the same accuracy, and by more than the
 paper's factor, wherever both reach the target. ResNet-18 on CIFAR-10, IID, reaches its 70 % with neither in 60 rounds;
-there FedAdam-SSM is ahead of FedAdam even round by round. The absolute numbers differ from the paper's, for both
+there FedAdam-SSM ends ahead of FedAdam in as many rounds. The absolute numbers differ from the paper's, for both
 methods alike: it names neither its batch size (64 here) nor its initial weights.
 
 **What does not come out here**, with the best explanation that we have:

@@ -5,6 +5,7 @@ import gzip
 import json
 import subprocess
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -479,6 +480,22 @@ def test_a_time_limit_stops_a_run_that_the_same_command_goes_on_with(here, monke
     assert len(list((here / "there").rglob("summary.json"))) == 2
     core_main([*CORE, *FAST])
     assert capsys.readouterr().err.count("2 rounds") == 2  # and nothing is done twice
+
+
+def test_a_killed_process_is_told_in_a_line_and_the_same_command_goes_on(here, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        core_main([*CORE, *FAST, "--jobs", "0"])
+    assert "jobs must be at least 1" in capsys.readouterr().err
+
+    def kill(*_):
+        raise BrokenProcessPool
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedsift.reproduce.together.Future.result", kill)
+        with pytest.raises(SystemExit, match="2 of 2 runs failed"):
+            core_main([*CORE, *FAST, "--jobs", "2"])
+    assert capsys.readouterr().err.count("FAILED: a process was killed") == 2
+    core_main([*CORE, *FAST])
 
 
 def test_runs_side_by_side_are_the_runs_one_by_one(here, capsys):

@@ -62,10 +62,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side on one device")
     given = parser.parse_args(words)
     try:
+        how = How(given.out, jobs=given.jobs)
         runs = list(planned(given))
     except ValueError as problem:
         parser.error(str(problem))
-    ablate(runs, How(given.out, jobs=given.jobs))
+    ablate(runs, how)
 
 
 def planned(given: argparse.Namespace) -> Iterator[Planned]:

@@ -56,9 +56,8 @@ VGG11 = ((64, 1), (128, 1), (256, 0), (256, 1), (512, 0), (512, 1), (512, 0), (5
 def vgg11() -> nn.Module:
     """VGG-11 for 32 × 32 colour images, without batch norm: d = 9,750,922.
 
-    Its weights begin as torchvision's VGG does. With PyTorch's own, which shrink a signal to 40 %
-    in each layer, the logits of two images differ by less than bfloat16 can tell, and training
-    stands still for a dozen rounds.
+    Its weights begin as torchvision's VGG does. PyTorch's own shrink a signal in each layer, until
+    the logits of two images differ by less than bfloat16 can tell: training would stand still.
 
     >>> sum(p.numel() for p in vgg11().parameters())
     9750922

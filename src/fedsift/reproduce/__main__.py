@@ -43,10 +43,11 @@ def main(words: list[str] | None = None) -> None:
     methods = tuple(filter(None, given.pop("methods").split(",")))
     wanted = Wanted(**given, methods=methods)
     try:
+        how = How(out, stop, until, jobs)
         todo = [run for name in names for run in to_do(Pin.of(name), wanted, out, stop, say)]
     except ValueError as problem:
         parser.error(str(problem))
-    carry_out_all(each_once(todo), How(out, stop, until, jobs))
+    carry_out_all(each_once(todo), how)
 
 
 def each_once(runs: Iterable[Planned]) -> list[Planned]:

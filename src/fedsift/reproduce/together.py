@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,6 +29,10 @@ class How:
     until: float = math.inf
     jobs: int = 1
 
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise ValueError(f"jobs must be at least 1, got {self.jobs}")
+
 
 @dataclass(frozen=True)
 class End:
@@ -44,14 +49,22 @@ class TimeIsUp(Exception):
 
 def carried_out(runs: Sequence[Planned], how: How) -> Iterator[tuple[Planned, End]]:
     """Each run with its end, as they end."""
-    if how.jobs <= 1:
+    if how.jobs == 1:
         for run in runs:
             yield run, one(run, how)
         return
     with ProcessPoolExecutor(how.jobs, get_context("spawn")) as pool:
         ends = {pool.submit(one, run, how): run for run in runs}
         for end in as_completed(ends):
-            yield ends[end], end.result()
+            yield ends[end], end_of(end)
+
+
+def end_of(run: Future[End]) -> End:
+    """How a run ended, even if its process was killed, which ends the others' too."""
+    try:
+        return run.result()
+    except BrokenProcessPool:
+        return End("FAILED: a process was killed, of this run or beside it", has_failed=True)
 
 
 def one(run: Planned, how: How) -> End:
