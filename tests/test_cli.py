@@ -437,7 +437,7 @@ BAD_FLAGS = {
 
 
 def refused(words, capsys, *phrases):
-    """The command ends with 2 and one line on stderr that has the phrases."""
+    """The command ends with 2 and one line on stderr that has the phrases; `here` is as it was."""
     before = files_under(Path.cwd())
     capsys.readouterr()
     code = main(words)
@@ -520,7 +520,7 @@ def test_the_data_folder_can_be_given_on_the_command_line(how, here, capsys, mon
     refused(words[how], capsys, "there is no there/cifar-10-batches-bin")
 
 
-def test_a_folder_that_holds_another_run_is_refused_and_kept_as_it_is(quick_run, capsys):
+def test_a_folder_that_holds_another_run_is_refused_and_kept_as_it_is(quick_run, here, capsys):
     before = files_under(quick_run)
     words = ["run", *QUICK, "--out", str(quick_run)]
     refused(words, capsys, str(quick_run), "fedsift resume", "--out")
