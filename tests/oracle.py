@@ -511,21 +511,18 @@ def sift(
     down_density: float,
     decay: float,
     bits: int,
+    momentum: float,
     local_steps: int,
     lr: float,
     beta1: float,
     beta2: float,
     eps: float,
 ) -> State:
-    """Error feedback on dW that fades; dV under the same mask; M = 0 in every round.
-
-    Of a constant gradient g, M is (1 - beta1**i) g after i steps: lr is divided by its mean.
-    """
+    """Error feedback on dW that fades; dV under the same mask; M = 0; momentum on the server."""
     W, M, V = start(w0)
-    lr = lr / np.mean([1 - beta1**i for i in range(1, local_steps + 1)])
     up, down = count(density, W.size), count(down_density, W.size)
     residuals = [np.zeros_like(W) for _ in gradients]  # e_n
-    residual_w, residual_v = np.zeros_like(W), np.zeros_like(W)  # the server's
+    velocity, residual_w, residual_v = (np.zeros_like(W) for _ in range(3))  # the server's
 
     def sifted(w: Vector, v: Vector, k: int) -> tuple[Vector, Vector]:
         mask = top_k(w, k)
@@ -543,9 +540,10 @@ def sift(
             residuals[n] = u - sent_w
             dW_hats.append(sent_w)
             dV_hats.append(sent_v)
-        mean_w = weighted_mean(dW_hats, weights) + residual_w
-        mean_v = weighted_mean(dV_hats, weights) + residual_v
-        sent_w, sent_v = sifted(mean_w, mean_v, down)
-        residual_w, residual_v = mean_w - sent_w, mean_v - sent_v
+        velocity = momentum * velocity + weighted_mean(dW_hats, weights)
+        step_w = velocity + residual_w
+        step_v = weighted_mean(dV_hats, weights) + residual_v
+        sent_w, sent_v = sifted(step_w, step_v, down)
+        residual_w, residual_v = step_w - sent_w, step_v - sent_v
         W, V = W + sent_w, np.maximum(V + sent_v, 0)
     return W, M, V

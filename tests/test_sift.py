@@ -12,7 +12,7 @@ from fedsift.memories import Held
 from fedsift.simulation import prepare
 from problems import ridge
 
-SETTINGS = {"density": 0.05, "down_density": 0.2, "local_steps": 10, "lr": 0.008}
+SETTINGS = {"density": 0.05, "down_density": 0.2, "local_steps": 10, "lr": 0.004}
 
 
 def loss(problem, w):
@@ -44,7 +44,7 @@ def test_residuals_that_are_lost_do_not_hurt_for_long(seed):
     start, without, with_loss = (loss(problem, x.state.w) for x in (before, whole, broken))
     assert without < start / 2
     assert with_loss < start / 2
-    assert abs(with_loss - without) < 0.1 * start
+    assert with_loss < without + 0.1 * start
 
 
 def test_clients_that_come_and_go_learn_too():
@@ -52,5 +52,5 @@ def test_clients_that_come_and_go_learn_too():
     options = {"batch_size": None, "loss": mse_loss, "algorithm": algorithms.sift(**SETTINGS)}
     first = loss(problem, problem.w0)
     for whims in ({}, {"participation": 0.5}, {"dropout": 0.3}):
-        result = fedsift.simulate(problem.model, problem.clients, rounds=40, **options, **whims)
+        result = fedsift.simulate(problem.model, problem.clients, rounds=60, **options, **whims)
         assert loss(problem, result.state.w) < first / 10, whims

@@ -22,7 +22,6 @@ from fedsift.algorithms import Algorithm, Context, Memory, Phase, method
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.fedadamw import BLOCK, block_means, spread
 from fedsift.algorithms.method import Step, sparse_rows
-from fedsift.algorithms.sift import strength
 from fedsift.codec.update import Parts, Role, sparse
 from fedsift.codec.values import Linear, Log, Sign, ValueCoder
 from fedsift.mask import kept, top_k, top_k_per_layer
@@ -52,7 +51,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "6 bits": {"w_bits": 6},
     "8 bits": {"w_bits": 8},
     "M sent": {"m_bits": 4},
-    "M's start not made up for": {"whole_steps": 0},
+    "steps make up for M's start": {"whole_steps": 1},
+    "no momentum": {"momentum": 0.0},
+    "momentum 0.3": {"momentum": 0.3},
+    "momentum 0.7": {"momentum": 0.7},
+    "Nesterov's momentum": {"nesterov": 1},
     "V never": {"v_every": 0},
     "V every 5th round": {"v_every": 5},
     "V by blocks": {"v_means": 1},
@@ -96,7 +99,9 @@ def sift_variant(
     senders: int = 0,
     common: int = 0,
     keep_down: int = 1,
-    whole_steps: int = 1,
+    whole_steps: int = 0,
+    momentum: float = 0.5,
+    nesterov: int = 0,
     local_steps: int = 30,
     lr: float = 1e-3,
     beta1: float = 0.9,
@@ -113,6 +118,7 @@ def sift_variant(
     the mean over those who sent a coordinate. ``common``: one mask for all, half of it from the
     last global update. ``keep_down``: the server keeps what it did not send; ``down_density`` 1
     sends the mean as it is. ``whole_steps``: lr makes up for M's start at 0.
+    ``momentum`` is the server's; with ``nesterov`` it looks a step ahead.
     """
     given = dict(locals())
     whole = lr / strength(beta1, local_steps) if whole_steps and not m_bits else lr
@@ -121,7 +127,7 @@ def sift_variant(
     return Algorithm(
         rule.phase,
         client_memory=("residual", "start") if against or common else ("residual",),
-        server_memory=("residual", "residual_v"),
+        server_memory=("velocity", "residual", "residual_v"),
     )
 
 
@@ -144,6 +150,8 @@ class Rule:
     senders: int
     common: int
     keep_down: int
+    momentum: float
+    nesterov: int
     local_steps: int
     beta2: float
 
@@ -186,9 +194,11 @@ class Rule:
     def broadcast(self, context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
         """The same for the mean; the server keeps what it did not send."""
         mean = self.over_senders(mean)
+        velocity = self.momentum * memory["velocity"] + mean.w
+        way = self.momentum * velocity + mean.w if self.nesterov else velocity
         if self.down_density == 1:
-            return sparse_rows(mean), memory
-        w, v = mean.w[None] + memory["residual"], mean.v[None]
+            return sparse_rows(mean._replace(w=way[0])), {**memory, "velocity": velocity}
+        w, v = way + memory["residual"], mean.v[None]
         v = v if self.v_means else v + memory["residual_v"]
         k = kept(self.down_density, context.d)
         parts, left = self.coded(context.round, Moments(w, mean.m[None], v), top_k(w, k), k, True)
@@ -198,7 +208,7 @@ class Rule:
         after = {"residual": left["w"], "residual_v": of_v}
         if not self.keep_down:
             after = {name: torch.zeros_like(x) for name, x in after.items()}
-        return parts, after
+        return parts, {**after, "velocity": velocity}
 
     def apply(self, state: Moments, received: Moments) -> Moments:
         """The sum; the place of M may hold the last update, or how many each V has had."""
@@ -277,6 +287,11 @@ class Rule:
         each = self.w_bits + self.m_bits + self.senders + V_BITS * self.sends_v(round)
         means = math.ceil(d / BLOCK) * Q if self.v_means else 0
         return kept(self.density_in(round), d) * (each + math.log2(d)) + means
+
+
+def strength(beta1: float, steps: int) -> float:
+    """How strong M is on the mean of a round's steps if it begins at 0, of 1 in the long run."""
+    return sum(1 - beta1**step for step in range(1, steps + 1)) / steps
 
 
 def means_of(v: Tensor) -> Parts:

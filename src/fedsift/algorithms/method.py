@@ -185,6 +185,7 @@ _RANGES: dict[str, Range] = {
     "density": _SHARE,
     "down_density": _SHARE,
     "decay": ("in [0, 1]", lambda x: 0 <= x <= 1),
+    "momentum": _DECAY,
     "correction": _DECAY,
     "weight_decay": ("a number of at least 0", lambda x: 0 <= x < math.inf),
     "lr": _POSITIVE,
