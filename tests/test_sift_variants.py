@@ -100,13 +100,13 @@ def test_the_ablation_goes_on_where_it_was_stopped(scripts, tmp_path, capsys, mo
 def test_the_page_holds_the_committed_figures(scripts):
     page = scripts["page"]
     text = page.PAGE.read_text(encoding="utf-8")
-    assert page.filled(text, page.rows()) == text
+    assert page.filled(text, page.compared(), page.rows()) == text
 
 
 def test_a_table_of_the_page_is_made_of_rows(scripts):
     page, header = scripts["page"], scripts["ablate"].HEADER
     row = dict.fromkeys(header, "0.5") | {"task": "vgg11-cifar10", "setting": "noniid"}
     row |= {"variant": "sift", "uplink_bytes_to_target": "123456", "uplink_bytes_to_harder": ""}
-    text = page.filled(f"a\n\n{page.FIRST}{page.LAST}\n\nb", [row, row])
-    assert "### VGG-11, CIFAR-10, Dirichlet 0.1" in text
+    text = page.between("a\n\n<!-- x --><!-- end of x -->\n\nb", "x", page.ablation([row, row]))
+    assert "### VGG-11, CIFAR-10, Dirichlet 0.1: variants" in text
     assert "| sift | 2 | 123.5 | 0.0 | – | 0.0 | 50.00 % | 50.00 % |" in text

@@ -3,50 +3,96 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 TABLE = HERE / "ablation.csv"
-PAGE = HERE.parents[1] / "docs" / "explanation" / "sift.md"
-FIRST, LAST = "<!-- ablation -->", "<!-- end of ablation -->"
+COMPARED = ROOT / "reproduce" / "results" / "sift.json"
+PAGE = ROOT / "docs" / "explanation" / "sift.md"
 TASKS = {
     "cnn-fashion-mnist": "CNN, Fashion-MNIST",
     "vgg11-cifar10": "VGG-11, CIFAR-10",
     "resnet18-cifar10": "ResNet-18, CIFAR-10",
     "resnet18-svhn": "ResNet-18, SVHN",
+    "vit-tiny-cifar10": "ViT-Tiny, CIFAR-10",
+    "char-lm": "Character language model, Python's modules",
 }
 SETTINGS = {"iid": "IID", "noniid": "Dirichlet 0.1"}
 NONE_YET = "There are no figures yet."
 Row = dict[str, str]
+Told = dict[str, Any]
+
+
+def compared() -> list[Told]:
+    """The committed comparison with other methods; empty if there is none."""
+    found: list[Told] = json.loads(COMPARED.read_text("utf-8")) if COMPARED.exists() else []
+    return found
 
 
 def rows() -> list[Row]:
-    """The committed table; empty if there is none."""
+    """The committed ablation; empty if there is none."""
     if not TABLE.exists():
         return []
     with TABLE.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def tables(found: Sequence[Row]) -> Iterator[str]:
-    """For each task and setting: a heading, a table, and where it was made."""
+def comparison(found: Sequence[Told]) -> Iterator[str]:
+    """For each task and setting: a heading, a table of the methods, and where it was made."""
+    groups: dict[tuple[str, str], list[Told]] = {}
+    for told in found:
+        groups.setdefault((told["task"], told["setting"]), []).append(told)
+    for (task, setting), own in groups.items():
+        yield f"### {name_of(task, setting)}"
+        yield (
+            f"To {percent(own[0]['target']['accuracy'])}; kB a client. The first model is not "
+            f"counted: its {kilobytes(1e6 * own[0]['first_model'])} kB come down with every method."
+        )
+        yield markdown(methods(own))
+        yield made([place | {"seed": seed} for told in own
+                    for place in told["environment"] for seed in told["seeds"]])  # fmt: skip
+
+
+def methods(own: Sequence[Told]) -> Iterator[tuple[str, ...]]:
+    """A line a method, its seeds as one."""
+    yield (
+        "method", "rounds", "up", "down", "up: times fewer", "both: times fewer",
+        "best accuracy", "final accuracy",
+    )  # fmt: skip
+    for told in own:
+        to_target = told["target"]
+        traffic = ((to_target[way] or {}).get("mean") for way in ("up", "down"))
+        yield (
+            f"`{told['method']}`", whole((to_target["round"] or {}).get("mean")),
+            *(kilobytes(None if x is None else 1e6 * x) for x in traffic),
+            *(times(to_target[key]) for key in ("ratio_up", "ratio_both")),
+            *(percent(told[key]["mean"]) for key in ("best_accuracy", "final_accuracy")),
+        )  # fmt: skip
+
+
+def ablation(found: Sequence[Row]) -> Iterator[str]:
+    """For each task and setting: a heading, a table of the variants, and where it was made."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in found:
         groups.setdefault((row["task"], row["setting"]), []).append(row)
     for (task, setting), own in groups.items():
         target, harder = (mean(own, key) for key in ("target", "harder_target"))
-        yield f"### {TASKS.get(task, task)}, {SETTINGS.get(setting, setting)}"
+        yield f"### {name_of(task, setting)}: variants"
         yield (
             f"Target {percent(target)}; the harder one, FedAdam's own best, {percent(harder)}. "
             "kB a client, up and down."
         )
-        yield markdown(lines(own))
-        yield made(own)
+        yield markdown(variants(own))
+        clients = "/".join(sorted({row["clients"] for row in own}))
+        yield f"{clients} clients; {made(own)}"
 
 
-def lines(own: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+def variants(own: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     """A line a variant, its seeds as one."""
     yield (
         "variant", "seeds", "up to target", "down to target", "up to harder", "down to harder",
@@ -60,6 +106,12 @@ def lines(own: Sequence[Row]) -> Iterator[tuple[str, ...]]:
               for goal in ("target", "harder") for way in ("uplink", "downlink")),
             percent(mean(seeds, "best_accuracy")), percent(mean(seeds, "final_accuracy")),
         )  # fmt: skip
+
+
+def name_of(task: str, setting: str) -> str:
+    """What a reader calls them."""
+    name = "by document" if (task, setting) == ("char-lm", "noniid") else SETTINGS[setting]
+    return f"{TASKS[task]}, {name}"
 
 
 def mean(own: Sequence[Row], key: str) -> float | None:
@@ -77,6 +129,20 @@ def kilobytes(x: float | None) -> str:
     return "–" if x is None else f"{x / 1000:,.1f}".replace(",", " ")
 
 
+def times(x: float | None) -> str:
+    """A ratio in three digits; a dash where there is none.
+
+    >>> times(38.04), times(0.05711), times(None)
+    ('38', '0.0571', '–')
+    """
+    return "–" if x is None else f"{x:.0f}" if x >= 10 else f"{x:.3g}"
+
+
+def whole(x: float | None) -> str:
+    """A mean of rounds."""
+    return "–" if x is None else f"{x:.0f}"
+
+
 def percent(x: float | None) -> str:
     """In percent."""
     return "–" if x is None else f"{100 * x:.2f} %"
@@ -89,21 +155,30 @@ def markdown(body: Iterator[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in ruled)
 
 
-def made(own: Sequence[Row]) -> str:
+def made(places: Sequence[dict[str, Any]]) -> str:
     """Where a table's figures come from."""
-    places = dict.fromkeys(f"{r['device']}, {r['precision']}, commit {r['commit']}" for r in own)
-    clients = "/".join(sorted({row["clients"] for row in own}))
-    seeds = ", ".join(sorted({row["seed"] for row in own}))
-    return f"{clients} clients; seeds {seeds}; {'; '.join(places)}."
+    found = dict.fromkeys(
+        f"{each['device']}, {each['precision']}, commit {each['commit']}" for each in places
+    )
+    seeds = ", ".join(sorted({str(each["seed"]) for each in places}))
+    return f"seeds {seeds}; {'; '.join(found)}."
 
 
-def filled(page: str, found: Sequence[Row]) -> str:
-    """The page with its tables, or with how to make them, between the marks."""
-    before, _, rest = page.partition(FIRST)
-    _, _, after = rest.partition(LAST)
-    content = "\n\n".join(tables(found)) if found else NONE_YET
-    return f"{before}{FIRST}\n\n{content}\n\n{LAST}{after}"
+def filled(page: str, found: Sequence[Told], ablated: Sequence[Row]) -> str:
+    """The page with its tables between the marks."""
+    page = between(page, "comparison", comparison(found))
+    return between(page, "ablation", ablation(ablated))
+
+
+def between(page: str, mark: str, pieces: Iterator[str]) -> str:
+    """The page with the pieces between the marks, or with a word that there are none."""
+    first, last = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
+    before, _, rest = page.partition(first)
+    _, _, after = rest.partition(last)
+    content = "\n\n".join(pieces) or NONE_YET
+    return f"{before}{first}\n\n{content}\n\n{last}{after}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text("utf-8"), rows()), encoding="utf-8")
+    text = filled(PAGE.read_text("utf-8"), compared(), rows())
+    PAGE.write_text(text, encoding="utf-8")
