@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedsift.reproduce import Pin, Wanted
+from fedsift.reproduce.make import compared
 from fedsift.reproduce.results import lines_of, summaries, table_csv
+from fedsift.reproduce.traffic import costs, costs_csv
 
 REPRODUCE = Path(__file__).parents[1] / "reproduce"
 sys.path.insert(0, str(REPRODUCE))
@@ -21,13 +23,29 @@ def test_the_page_is_in_step_with_the_results():
     assert PAGE.read_text(encoding="utf-8") == page(Results(REPRODUCE / "results"))
 
 
-def test_the_results_are_made_of_the_committed_runs(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "every", "in_all"), [("table1", table_csv, summaries), ("sift", costs_csv, costs)]
+)
+def test_the_results_are_made_of_the_committed_runs(name, every, in_all, tmp_path):
     with tarfile.open(REPRODUCE / "runs.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
-    lines = lines_of(Pin.of("table1"), Wanted(), tmp_path)
-    assert table_csv(lines) == (REPRODUCE / "results" / "table1.csv").read_text(encoding="utf-8")
-    told = json.loads((REPRODUCE / "results" / "table1.json").read_text(encoding="utf-8"))
-    assert summaries(lines) == told
+    pin = Pin.of(name)
+    groups = compared(pin, lines_of(pin, Wanted(), tmp_path))
+    lines = [line for _, own in groups for line in own]
+    assert every(lines) == (REPRODUCE / "results" / f"{name}.csv").read_text(encoding="utf-8")
+    told = json.loads((REPRODUCE / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    assert in_all(lines) == told
+
+
+def test_the_readme_says_how_sift_compares():
+    told = json.loads((REPRODUCE / "results" / "sift.json").read_text(encoding="utf-8"))
+    ratios = {
+        line["setting"]: f"{line['target']['ratio_up']:.0f}"
+        for line in told
+        if (line["task"], line["method"]) == ("cnn-fashion-mnist", "sift")
+    }
+    sentence = f"{ratios['iid']} (IID) and {ratios['noniid']} (Dirichlet 0.1) times fewer bytes up"
+    assert sentence in (REPRODUCE.parent / "README.md").read_text(encoding="utf-8")
 
 
 def line(method, mibit, best, **more):

@@ -41,7 +41,11 @@ def make(pin: Pin, wanted: Wanted, out: Path, results: Path) -> Iterator[Path]:
 
 
 def compared(pin: Pin, lines: Sequence[list[Outcome]]) -> Iterator[tuple[str, list[list[Outcome]]]]:
-    """The lines by what is drawn together; where a figure compares, one alone is left out."""
+    """The lines by what is drawn together.
+
+    Left out is a line alone where a figure compares, and a comparison of traffic without the method
+    that it is named for.
+    """
 
     def group(line: Sequence[Outcome]) -> str:
         run = line[0].run
@@ -53,6 +57,8 @@ def compared(pin: Pin, lines: Sequence[list[Outcome]]) -> Iterator[tuple[str, li
         kinds = {
             line[0].run.setting if pin.kind == "settings" else line[0].run.label for line in own
         }
+        if pin.kind == "traffic" and pin.name not in kinds:
+            continue
         if len(kinds) > 1 or not several or pin.kind == "table":
             yield name, own
 
