@@ -14,6 +14,7 @@ from fedsift.reproduce.results import lines_of, summaries, table_csv
 from fedsift.reproduce.traffic import costs, costs_csv
 
 REPRODUCE = Path(__file__).parents[1] / "reproduce"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 sys.path.insert(0, str(REPRODUCE))
 from checks import Results, rises_then_falls  # noqa: E402
 from claims import PAGE, SECTIONS, page, row  # noqa: E402
@@ -35,6 +36,12 @@ def test_the_results_are_made_of_the_committed_runs(name, every, in_all, tmp_pat
     assert every(lines) == (REPRODUCE / "results" / f"{name}.csv").read_text(encoding="utf-8")
     told = json.loads((REPRODUCE / "results" / f"{name}.json").read_text(encoding="utf-8"))
     assert in_all(lines) == told
+
+
+@pytest.mark.parametrize("name", ["fig2-cnn-fashion-mnist-iid", "sift-cnn-fashion-mnist-noniid"])
+def test_the_docs_show_the_committed_pictures(name):
+    shown, made = (folder / f"{name}.png" for folder in (IMAGES, REPRODUCE / "results"))
+    assert shown.read_bytes() == made.read_bytes()
 
 
 def test_the_readme_says_how_sift_compares():
