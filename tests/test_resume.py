@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import fedsift
 from fedsift.cli import main
+from fedsift.disk import load_tensors, save_tensors
 from fedsift.federation import Federation
 from fedsift.runs import RunFolder
 
@@ -248,6 +249,20 @@ def test_what_a_crash_leaves_behind_does_no_harm(left, interrupted, tmp_path, un
     assert main(["resume", str(folder)]) == 0
     assert_same_run(folder, unbroken("efficient-adam"))
     assert list(folder.glob("*.partial")) == []
+
+
+def test_a_checkpoint_without_what_a_method_now_keeps_is_refused(tmp_path, unbroken, capsys):
+    folder = RunFolder.open(shutil.copytree(unbroken("sift"), tmp_path / "run"))
+    about, tensors = load_tensors(folder.checkpoint_file, "cpu")
+    del tensors["server/velocity"]
+    save_tensors(folder.checkpoint_file, tensors, about)
+    config = folder.config_file.read_text()
+    folder.config_file.write_text(config.replace(f"rounds = {ROUNDS}", f"rounds = {ROUNDS + 1}"))
+    capsys.readouterr()
+    assert main(["resume", str(folder.path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "lacks the server's velocity" in said
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path, unbroken, monkeypatch):

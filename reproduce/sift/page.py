@@ -22,7 +22,12 @@ TASKS = {
     "vit-tiny-cifar10": "ViT-Tiny, CIFAR-10",
     "char-lm": "Character language model, Python's modules",
 }
-SETTINGS = {"iid": "IID", "noniid": "Dirichlet 0.1"}
+SETTINGS = {
+    "iid": "IID",
+    "noniid": "Dirichlet 0.1",
+    "theta-0.5": "Dirichlet 0.5",
+    "theta-1": "Dirichlet 1",
+}
 NONE_YET = "There are no figures yet."
 Row = dict[str, str]
 Told = dict[str, Any]
@@ -49,30 +54,44 @@ def comparison(found: Sequence[Told]) -> Iterator[str]:
         groups.setdefault((told["task"], told["setting"]), []).append(told)
     for (task, setting), own in groups.items():
         yield f"### {name_of(task, setting)}"
+        target, harder = (percent(own[0][goal]["accuracy"]) for goal in ("target", "harder"))
         yield (
-            f"To {percent(own[0]['target']['accuracy'])}; kB a client. The first model is not "
-            f"counted: its {kilobytes(1e6 * own[0]['first_model'])} kB come down with every method."
+            f"To {target}, in kB a client, and up to {harder}, the best that FedAdam came to. The "
+            f"first model is not counted: its {kilobytes(1e6 * own[0]['first_model'])} kB come "
+            "down with every method."
         )
         yield markdown(methods(own))
-        yield made([place | {"seed": seed} for told in own
-                    for place in told["environment"] for seed in told["seeds"]])  # fmt: skip
+        yield "; ".join(made_by(own)) + "."
 
 
 def methods(own: Sequence[Told]) -> Iterator[tuple[str, ...]]:
     """A line a method, its seeds as one."""
     yield (
         "method", "rounds", "up", "down", "up: times fewer", "both: times fewer",
-        "best accuracy", "final accuracy",
+        "up to FedAdam's best", "best accuracy", "final accuracy",
     )  # fmt: skip
     for told in own:
-        to_target = told["target"]
-        traffic = ((to_target[way] or {}).get("mean") for way in ("up", "down"))
+        target, harder = told["target"], told["harder"]
+        rounds, up, down, further = (
+            (cost or {}).get("mean")
+            for cost in (target["round"], target["up"], target["down"], harder["up"])
+        )
         yield (
-            f"`{told['method']}`", whole((to_target["round"] or {}).get("mean")),
-            *(kilobytes(None if x is None else 1e6 * x) for x in traffic),
-            *(times(to_target[key]) for key in ("ratio_up", "ratio_both")),
-            *(percent(told[key]["mean"]) for key in ("best_accuracy", "final_accuracy")),
+            f"`{told['method']}`", whole(rounds), megabytes(up), megabytes(down),
+            times(target["ratio_up"]), times(target["ratio_both"]), megabytes(further),
+            percent(told["best_accuracy"]["mean"]), percent(told["final_accuracy"]["mean"]),
         )  # fmt: skip
+
+
+def made_by(own: Sequence[Told]) -> Iterator[str]:
+    """Where the lines of a table come from, those from one place together."""
+    groups: dict[str, list[str]] = {}
+    for told in own:
+        seeds = [{"seed": seed} for seed in told["seeds"]]
+        place = made([each | seed for each in told["environment"] for seed in seeds])
+        groups.setdefault(place, []).append(f"`{told['method']}`")
+    for place, names in groups.items():
+        yield f"{', '.join(names)}: {place}"
 
 
 def ablation(found: Sequence[Row]) -> Iterator[str]:
@@ -89,7 +108,7 @@ def ablation(found: Sequence[Row]) -> Iterator[str]:
         )
         yield markdown(variants(own))
         clients = "/".join(sorted({row["clients"] for row in own}))
-        yield f"{clients} clients; {made(own)}"
+        yield f"{clients} clients; {made(own)}."
 
 
 def variants(own: Sequence[Row]) -> Iterator[tuple[str, ...]]:
@@ -129,6 +148,11 @@ def kilobytes(x: float | None) -> str:
     return "–" if x is None else f"{x / 1000:,.1f}".replace(",", " ")
 
 
+def megabytes(x: float | None) -> str:
+    """Megabytes in kB."""
+    return kilobytes(None if x is None else 1e6 * x)
+
+
 def times(x: float | None) -> str:
     """A ratio in three digits; a dash where there is none.
 
@@ -161,7 +185,7 @@ def made(places: Sequence[dict[str, Any]]) -> str:
         f"{each['device']}, {each['precision']}, commit {each['commit']}" for each in places
     )
     seeds = ", ".join(sorted({str(each["seed"]) for each in places}))
-    return f"seeds {seeds}; {'; '.join(found)}."
+    return f"seeds {seeds}, {' and '.join(found)}"
 
 
 def filled(page: str, found: Sequence[Told], ablated: Sequence[Row]) -> str:

@@ -238,7 +238,13 @@ class RunFolder:
                 f"{self.path} was begun on another text of {self.config().dataset}: go on with the "
                 "Python that it was begun with, or begin anew with another --out"
             )
-        return Checkpoint(snapshot_of(about, tensors, memories), about["seconds"])
+        snapshot = snapshot_of(about, tensors, memories)
+        if missing := set(federation.algorithm.server_memory) - set(snapshot.server_memory):
+            raise ConfigError(
+                f"{self.checkpoint_file} lacks the server's {', '.join(sorted(missing))}: an "
+                "earlier fedsift wrote it; begin anew with another --out"
+            )
+        return Checkpoint(snapshot, about["seconds"])
 
     def load_memories(self, federation: Federation, tensors: Mapping[str, Tensor]) -> Memories:
         """What the clients kept: in the checkpoint, or in a file that it refers to."""
