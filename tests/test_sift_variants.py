@@ -75,6 +75,7 @@ def test_the_ablation_goes_on_where_it_was_stopped(scripts, tmp_path, capsys, mo
     monkeypatch.setitem(pins.read("tasks")["tasks"], "small", task)
     played = []
     ablate = scripts["ablate"]
+    monkeypatch.setattr(ablate, "HERE", tmp_path)  # without the committed table
     carry_out = together.carry_out
 
     def stop_after_two(run, *rest):

@@ -104,7 +104,7 @@ def ablation(found: Sequence[Row]) -> Iterator[str]:
         yield f"### {name_of(task, setting)}: variants"
         yield (
             f"Target {percent(target)}; the harder one, FedAdam's own best, {percent(harder)}. "
-            "kB a client, up and down."
+            "kB a client, up and down, the first model among the latter."
         )
         yield markdown(variants(own))
         clients = "/".join(sorted({row["clients"] for row in own}))
