@@ -29,7 +29,7 @@ from fedsift.codec import (
     state_hash,
 )
 from fedsift.codec.frame import checksum, encoded_sizes, headers_of, open_frame
-from fedsift.codec.header import Reader, read_header, varint, write_header
+from fedsift.codec.header import Reader, header_size, read_header, varint, write_header
 from fedsift.codec.index import CODERS
 from fedsift.mask import top_k
 from fedsift.vector import Layout, Moments
@@ -134,6 +134,17 @@ def test_a_stack_is_measured_as_its_clients_are():
     specs = [replace(SPEC, client=100 * n) for n in range(4)]
     sizes = [len(encode(one, spec)) for one, spec in zip(update, specs, strict=True)]
     assert encoded_sizes(update, specs) == sizes
+
+
+@given(
+    st.integers(0, 2**64), st.integers(0, 2**64), st.integers(1, 700), st.sampled_from([1.0, 0.5])
+)
+def test_a_header_is_as_long_as_it_is_counted(round, client, k, weight):
+    x = torch.arange(2.0 * LAYOUT.d).view(2, 1, -1)
+    parts = (*sparse({"w": x[0], "m": x[1]}, top_k(x[0], k), {"w": Log(4)}), *dense({"v": x[1]}))
+    spec = replace(SPEC, round=round, client=client)
+    (header,) = headers_of(Update(parts, (weight,)), [spec])
+    assert header_size(header) == len(write_header(header))
 
 
 def test_separate_masks_travel_as_separate_parts():

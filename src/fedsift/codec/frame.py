@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from fedsift.codec.header import ID_BYTES, Header, PartHeader, read_header, write_header
+from fedsift.codec.header import (
+    ID_BYTES,
+    Header,
+    PartHeader,
+    header_size,
+    read_header,
+    write_header,
+)
 from fedsift.codec.index import IndexCoder, shortest, shortest_sizes
 from fedsift.codec.limits import FrameError, Limits
 from fedsift.codec.update import Coded, Part, Role, Update
@@ -78,9 +85,7 @@ def encoded_size(update: Update, spec: Spec) -> int:
 def encoded_sizes(update: Update, specs: Sequence[Spec]) -> list[int]:
     """:func:`encoded_size` of every client of a stack."""
     return [
-        len(write_header(header))
-        + sum(part.payload_bytes for part in header.parts)
-        + CHECKSUM_BYTES
+        header_size(header) + sum(part.payload_bytes for part in header.parts) + CHECKSUM_BYTES
         for header in headers_of(update, specs)
     ]
 

@@ -105,25 +105,42 @@ def write_header(header: Header) -> bytes:
     )
 
 
+def header_size(header: Header) -> int:
+    """``len(write_header(header))`` without building the bytes."""
+    fixed = len(MAGIC) + len(header.run) + len(header.base) + len(header.algorithm) + 3
+    numbers = varint_size(header.round) + varint_size(header.client) + varint_size(header.d)
+    weight = varint_size(int(header.weight)) if _is_whole(header.weight) else 9
+    parts = sum(1 + sum(map(varint_size, _numbers_of(part, header.d))) for part in header.parts)
+    return fixed + numbers + weight + parts
+
+
 def _write_weight(weight: float) -> bytes:
     """A whole number as it is; anything else as float64 behind a 0."""
-    if 1 <= weight < _EXACT and weight.is_integer():
-        return varint(int(weight))
-    return b"\0" + struct.pack("<d", weight)
+    return varint(int(weight)) if _is_whole(weight) else b"\0" + struct.pack("<d", weight)
+
+
+def _is_whole(weight: float) -> bool:
+    return 1 <= weight < _EXACT and weight.is_integer()
 
 
 def _write_part(part: PartHeader, d: int) -> bytes:
     roles = sum(1 << ROLES.index(role) for role in part.roles)
-    pieces = [bytes([roles | (DENSE if part.index is None else part.index.wire_id) << len(ROLES)])]
+    index = DENSE if part.index is None else part.index.wire_id
+    return bytes([roles | index << len(ROLES)]) + b"".join(map(varint, _numbers_of(part, d)))
+
+
+def _numbers_of(part: PartHeader, d: int) -> list[int]:
+    """What stands behind a part's first byte: k, ids, and lengths that do not follow from them."""
+    numbers = []
     if part.index is not None:
-        pieces.append(varint(part.k))
+        numbers.append(part.k)
         if part.index.size_of(part.k, d) is None:
-            pieces.append(varint(part.index_bytes))
+            numbers.append(part.index_bytes)
     for coder, size in zip(part.coders, part.value_bytes, strict=True):
-        pieces.append(varint(coder.wire_id))
+        numbers.append(coder.wire_id)
         if isinstance(coder, Blocked):
-            pieces.append(varint(size))
-    return b"".join(pieces)
+            numbers.append(size)
+    return numbers
 
 
 def read_header(frame: bytes) -> tuple[Header, int]:
@@ -148,7 +165,7 @@ def _read_weight(reader: Reader) -> float:
         require(whole < _EXACT, "the weight is too large")
         return float(whole)
     weight: float = struct.unpack("<d", reader.take(8))[0]
-    require(not (1 <= weight < _EXACT and weight.is_integer()), "a whole weight is written so")
+    require(not _is_whole(weight), "a whole weight is written so")
     return weight
 
 
@@ -216,3 +233,12 @@ def varint(value: int) -> bytes:
         out.append(value & 127 | 128)
         value >>= 7
     return bytes([*out, value])
+
+
+def varint_size(value: int) -> int:
+    """``len(varint(value))``.
+
+    >>> varint_size(0), varint_size(127), varint_size(128)
+    (1, 1, 2)
+    """
+    return ((value | 1).bit_length() + 6) // 7

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fedsift.codec.errors import require
 from fedsift.codec.frame import CHECKSUM_BYTES, Spec, header_of, unseal
-from fedsift.codec.header import Header, PartHeader, read_header, varint, write_header
+from fedsift.codec.header import Header, PartHeader, header_size, read_header, varint
 from fedsift.codec.index import CODERS
 from fedsift.codec.update import Part, Update
 from fedsift.codec.values import Blocked
@@ -76,7 +76,7 @@ def bytes_by_part(update: Update, specs: Sequence[Spec], frames: Sequence[int]) 
     parts = tuple(_without_lengths(part, specs[0].layout.d) for part in update.parts)
     counted: Counter[str] = Counter()
     for spec, weight in zip(specs, update.weights, strict=True):
-        counted["header"] += len(write_header(header_of(spec, weight, parts))) + CHECKSUM_BYTES
+        counted["header"] += header_size(header_of(spec, weight, parts)) + CHECKSUM_BYTES
     for part in update.parts:
         for role, coded in part.values.items():
             sizes = coded.sizes().tolist()

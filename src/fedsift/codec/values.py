@@ -8,6 +8,7 @@ deployment restores what it has unpacked, and both get the same numbers, bit for
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -72,7 +73,7 @@ class Float:
         if self.name not in _DTYPES:
             raise ValueError(f"{self.name} is not one of {', '.join(_DTYPES)}")
 
-    @property
+    @cached_property
     def wire_id(self) -> int:
         """See :func:`from_wire_id`."""
         return list(_DTYPES).index(self.name) + 1
