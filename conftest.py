@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-needs_triton = ["kernels", "layers", "network"]
-collect_ignore = (
-    [] if find_spec("triton") else [f"src/fedsift/engine/{name}.py" for name in needs_triton]
-)
+needs_triton = [
+    *(f"engine/{name}" for name in ("kernels", "layers", "network")),
+    *(f"codec/{name}" for name in ("kernels", "gpu_sizes")),
+    "kernels",
+    "gpu_select",
+]
+collect_ignore = [] if find_spec("triton") else [f"src/fedsift/{name}.py" for name in needs_triton]
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports a kernel
 if not find_spec("flwr"):

@@ -1,5 +1,7 @@
 """Exact top-k selection on one core, several times faster than ``torch.topk``."""
 
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,16 @@ _SAMPLE = 1 << 16  # draws for the guess: a band of about 2 % of d at worst, 0.7
 LITTLE = 1 << 22
 """Numbers up to which an accelerator sorts them all sooner than it would answer a question."""
 _DIRECT = 1 << 14  # below this a plain partition is faster than guessing first
+
+
+def has_kernels(x: torch.Tensor) -> bool:
+    """Whether a tensor is where Triton's kernels run: on a GPU, and Triton is installed."""
+    return x.is_cuda and _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def top_k_mask(magnitude: torch.Tensor, k: int) -> torch.Tensor:

@@ -26,7 +26,6 @@ from fedsift.codec.codes import (
     to_bytes,
 )
 from fedsift.codec.errors import require
-from fedsift.codec.recorded import recorded
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Blocked:
         ([6, 7], 7)
         """
         n = codes.codes.shape[-1]
-        coded = recorded(symbols.sizes, symbols.count(codes.codes, self.bits))
+        coded = symbols.sizes(symbols.count(codes.codes, self.bits))
         return self._scale_bytes(n) + torch.clamp(coded, max=bytes_for(n, self.bits))
 
     def pack(self, codes: Codes) -> bytes:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedsift.codec import gaps, tables
 from fedsift.codec.gaps import GapModel
-from fedsift.codec.recorded import recorded
 from fedsift.codec.tables import Ints
+from fedsift.select import has_kernels
 
 _MODELS = gaps.FINE + 1
 
@@ -26,7 +26,11 @@ def mask_sizes(indices: Tensor, starts: Ints) -> Tensor:
     >>> mask_sizes(torch.tensor([[0, 1, 30], [5, 6, 7]]), np.array([0])).tolist()
     [6, 5]
     """
-    return recorded(best_sizes, gaps.stacked_histograms(indices, starts))
+    if has_kernels(indices):
+        from fedsift.codec import gpu_sizes
+
+        return gpu_sizes.mask_sizes(gpu_sizes.gap_histograms(indices, starts))
+    return best_sizes(gaps.stacked_histograms(indices, starts))
 
 
 def best_sizes(histograms: Tensor) -> Tensor:
@@ -59,14 +63,14 @@ def _by_model(histograms: Tensor) -> Tensor:
 def _coarser(histograms: Tensor) -> Tensor:
     """The counts by every model's own buckets ``(models, masks, segments, buckets)``."""
     upto = torch.nn.functional.pad(histograms.cumsum(-1), (1, 0))
-    ends = _buckets(histograms.device)[0]
+    ends = buckets(histograms.device)[0]
     return torch.stack([upto[..., end].diff(dim=-1) for end in ends])
 
 
 def _sizes(seen: Tensor, coarse: bool) -> Tensor:
     """The payload's size ``(models, masks)`` under tables fitted to the counts."""
     coded = tables.cost(seen, tables.weights(tables.log_weights(seen, coarse)))
-    low = (seen * _buckets(seen.device)[1]).sum(-1)
+    low = (seen * buckets(seen.device)[1]).sum(-1)
     return _header_bytes(seen, coarse) + tables.code_bytes((coded + low).sum(-1))
 
 
@@ -80,7 +84,7 @@ def _header_bytes(seen: Tensor, coarse: bool) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _buckets(device: torch.device) -> tuple[Tensor, Tensor]:
+def buckets(device: torch.device) -> tuple[Tensor, Tensor]:
     """Where each model's buckets end, and 2**16 times the bits that they leave open."""
     fine = np.arange(gaps.BUCKETS + 1)
     ends = [np.searchsorted(gaps.COARSER[s], fine) for s in range(_MODELS)]

@@ -18,6 +18,7 @@ from fedsift.codec import tables
 from fedsift.codec.bits import Octets, bytes_for
 from fedsift.codec.errors import FrameError, require
 from fedsift.codec.tables import Ints
+from fedsift.select import has_kernels
 
 _PIECE = 1 << 20  # codes counted at a time: their places take eight times their memory
 _LANES = 64  # counters for each code: a GPU adds to one counter one by one
@@ -66,6 +67,10 @@ def sizes(seen: Tensor) -> Tensor:
     >>> sizes(torch.tensor([[90, 0, 0, 0], [50, 40, 0, 10]])).tolist()
     [1, 20]
     """
+    if has_kernels(seen):
+        from fedsift.codec import gpu_sizes
+
+        return gpu_sizes.code_sizes(seen)
     return torch.minimum(_fit(seen, coarse=True)[0], _fit(seen, coarse=False)[0])
 
 

@@ -24,9 +24,11 @@ TOP = 192
 """The largest log-weight: 24 octaves of 8 steps; 0 means an absent symbol."""
 PIECE = 1 << 14
 """Symbols at a time: fresh memory would cost more than the arithmetic."""
-_COARSE = 2  # a log-weight of four bits has steps of half an octave, 2**2 as large as others
-_COARSE_TOP = 15
-_LOSS = 371  # 2**-8 / ln 2 bits, and a little, times 2**16
+COARSE = 2
+"""A log-weight of four bits has steps of half an octave, 2**2 as large as others."""
+COARSE_TOP = 15
+LOSS = 371
+"""2**-8 / ln 2 bits, and a little, times 2**16."""
 
 
 def log_weights(seen: Tensor, coarse: bool = False) -> Tensor:
@@ -37,8 +39,8 @@ def log_weights(seen: Tensor, coarse: bool = False) -> Tensor:
     >>> log_weights(torch.tensor([8, 0, 3, 1]), coarse=True).tolist()
     [192, 0, 180, 168]
     """
-    wider = _COARSE if coarse else 0
-    most = (_COARSE_TOP if coarse else TOP) - 1
+    wider = COARSE if coarse else 0
+    most = (COARSE_TOP if coarse else TOP) - 1
     below_top = log2(seen.amax(-1, keepdim=True)) - log2(seen)
     steps = torch.clamp((below_top + (1 << 12 + wider)) >> 13 + wider, max=most)
     return torch.where(seen > 0, TOP - (steps << wider), 0)
@@ -46,7 +48,7 @@ def log_weights(seen: Tensor, coarse: bool = False) -> Tensor:
 
 def to_coarse(logs: Ints) -> Ints:
     """Coarse log-weights as they travel, in four bits."""
-    return np.where(logs > 0, _COARSE_TOP - ((TOP - logs) >> _COARSE), 0)
+    return np.where(logs > 0, COARSE_TOP - ((TOP - logs) >> COARSE), 0)
 
 
 def from_coarse(given: Ints) -> Ints:
@@ -55,13 +57,13 @@ def from_coarse(given: Ints) -> Ints:
     >>> from_coarse(np.array([0, 1, 15])), to_coarse(from_coarse(np.array([0, 1, 15])))
     (array([  0, 136, 192]), array([ 0,  1, 15]))
     """
-    return np.where(given > 0, TOP - ((_COARSE_TOP - given) << _COARSE), 0)
+    return np.where(given > 0, TOP - ((COARSE_TOP - given) << COARSE), 0)
 
 
 def weights(logs: Tensor) -> Tensor:
     """Probabilities times 2**24, at least 1 if present; the first largest has the rest."""
     steps = torch.clamp(logs - 1, min=0)
-    share = torch.where(logs > 0, _constants(logs.device)[0][steps % 8] << (steps // 8), 0)
+    share = torch.where(logs > 0, constants(logs.device)[0][steps % 8] << (steps // 8), 0)
     free = (1 << PRECISION) - (share > 0).sum(-1, keepdim=True)
     whole = torch.clamp(share.sum(-1, keepdim=True), min=1)
     found = torch.where(share > 0, 1 + share * free // whole, 0)
@@ -83,7 +85,7 @@ def cost(seen: Tensor, weights: Tensor) -> Tensor:
     place = weights.argmax(-1, keepdim=True)
     room = (1 << PRECISION) - weights.gather(-1, place)[..., 0]
     by_symbol = seen.gather(-1, place)[..., 0] << 9
-    by_word = ((information >> 21) + 2) * ((_LOSS << PRECISION) // torch.clamp(room, min=1))
+    by_word = ((information >> 21) + 2) * ((LOSS << PRECISION) // torch.clamp(room, min=1))
     is_likely = (room > 0) & (room < 1 << (PRECISION - 1))
     return information + torch.where(is_likely, torch.minimum(by_symbol, by_word), 0)
 
@@ -99,11 +101,11 @@ def code_bytes(total: Tensor) -> Tensor:
 def log2(x: Tensor) -> Tensor:
     """2**16 log2 x rounded down, from the first 13 bits of x < 2**51; of 0, as of 1."""
     form = torch.clamp(x, min=1).double().view(torch.int64)
-    return (((form >> 52) - 1023) << 16) + _constants(x.device)[1][(form >> 40) & 4095]
+    return (((form >> 52) - 1023) << 16) + constants(x.device)[1][(form >> 40) & 4095]
 
 
 @lru_cache(maxsize=8)
-def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
+def constants(device: torch.device) -> tuple[Tensor, Tensor]:
     """1024 * 2**(j / 8), and the floor of 2**16 log2(1 + i / 4096).
 
     The latter is found bit by bit: square, and see whether 2 is passed.
