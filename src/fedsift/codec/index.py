@@ -25,6 +25,7 @@ from fedsift.codec.gaps import (
 )
 from fedsift.codec.sizes import best_model, best_sizes, mask_sizes
 from fedsift.codec.tables import Ints
+from fedsift.mask import positions
 
 MAX_DIMENSION = 1 << 32
 
@@ -228,7 +229,7 @@ def _stacked_complement(indices: Tensor, d: int) -> Tensor:
     """
     absent = torch.ones(len(indices), d, dtype=torch.bool, device=indices.device)
     absent.scatter_(1, indices, False)
-    return absent.nonzero()[:, 1].view(len(indices), -1)
+    return positions(absent, d - indices.shape[-1])
 
 
 def gap_histogram(indices: Ints, d: int, layers: Ints) -> Ints:

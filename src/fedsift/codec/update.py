@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from fedsift.codec.values import Blocked, Codes, ValueCoder, exact
-from fedsift.select import LITTLE
+from fedsift.mask import positions
 from fedsift.vector import Moments
 
 Role = Literal["w", "m", "v"]
@@ -153,7 +152,7 @@ def sparse(
     >>> part.indices.tolist(), part.values["w"].restore().tolist()
     ([[0, 2]], [[1.0, 3.0]])
     """
-    indices = _positions(mask, k)
+    indices = positions(mask, k)
     chosen = coders or {}
     kept = {
         role: Coded.of(x.gather(-1, indices), chosen.get(role), generator)
@@ -225,35 +224,3 @@ def add_stack(total: Moments, update: Update) -> None:
             if part.indices is not None:
                 x = x.new_zeros(len(x), len(total.w)).scatter_(1, part.indices, x)
             by_role[role].add_(x.sum(0))
-
-
-def _positions(mask: Tensor, k: int | None = None) -> Tensor:
-    """Indices ``(clients, k)`` of a mask's ones, ascending.
-
-    >>> _positions(torch.tensor([[False, True, True]])).tolist()
-    [[1, 2]]
-    """
-    clients, d = mask.shape
-    flat = mask.reshape(-1)
-    if mask.device.type == "cpu":  # numpy finds them ten times faster
-        ones = torch.from_numpy(np.flatnonzero(flat.numpy()))
-    elif k is not None and mask.numel() <= LITTLE:
-        return _ones_first(mask, k)
-    else:
-        ones = flat.nonzero()[:, 0]
-    columns = ones % d if clients > 1 else ones
-    if clients > 1 and k is None:
-        counts = mask.sum(-1)
-        if bool((counts != counts[0]).any()):
-            raise ValueError("clients keep different numbers of coordinates: stack one at a time")
-    return columns.view(clients, -1 if k is None else k)
-
-
-def _ones_first(mask: Tensor, k: int) -> Tensor:
-    """The same by sorting, for accelerators.
-
-    >>> _ones_first(torch.tensor([[False, True, True], [True, False, True]]), 2).tolist()
-    [[1, 2], [0, 2]]
-    """
-    order = mask.to(torch.uint8).sort(dim=-1, descending=True, stable=True).indices
-    return order[:, :k]
