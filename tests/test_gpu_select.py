@@ -93,8 +93,9 @@ def test_rows_may_be_slices_chunks_or_one():
 
 def test_short_and_long_rows_are_told_apart(monkeypatch):
     monkeypatch.setattr(gpu_select, "SHORT", 64)
+    monkeypatch.setattr(gpu_select, "_ROWS", 2)
     for d in (64, 65):
-        same(torch.arange(d).float()[None] % 7, 20)
+        same(torch.arange(3.0 * d).view(3, d) % 7, 20)
 
 
 @settings(max_examples=20)
@@ -109,6 +110,17 @@ def test_positions_of_ones(ones, in_blocks):
             patch.setattr(gpu_select, "_BLOCK", 16)
         found = gpu_select.positions(torch.from_numpy(ones).to(DEVICE), k)
     assert np.array_equal(found.cpu().numpy(), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_differences_at_chosen_coordinates(rows):
+    draw = torch.Generator().manual_seed(0)
+    x, since = torch.randn(rows, 3000, generator=draw), torch.randn(3000, generator=draw)
+    k = 1500
+    indices = masks.positions(masks.top_k(x, k), k)
+    since = since.expand(rows, -1)
+    found = gpu_select.difference_at(*(each.to(DEVICE) for each in (indices, x, since)))
+    assert torch.equal(found.cpu(), (x - since).gather(-1, indices))
 
 
 def test_the_masks_module_asks_the_kernels_where_they_run(monkeypatch):

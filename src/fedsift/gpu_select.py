@@ -16,7 +16,9 @@ from fedsift import kernels
 
 SHORT = 1 << 15
 """Numbers of a row that one block of threads holds."""
+_ROWS = (1 << 16) - 1  # the most that a grid's second index counts
 _BLOCK = 1 << 12
+_CHOSEN = 1 << 10
 _TURNS = 8  # blocks that a program counts before it adds to the counters of its row
 _PASSES = 4  # a wrong guess, and three digits of 11 bits
 _SAMPLE = 1 << 14
@@ -28,7 +30,11 @@ def top_k(x: Tensor, k: int) -> Tensor:
     """The mask 1_Topk(x) of float32 rows ``(..., d)``; ties go to the lower index."""
     rows = x.reshape(-1, x.shape[-1])
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    return (short_top_k if rows.shape[-1] <= SHORT else long_top_k)(rows, k).view(x.shape)
+    if rows.shape[-1] <= SHORT:
+        return short_top_k(rows, k).view(x.shape)
+    if len(rows) <= _ROWS:
+        return long_top_k(rows, k).view(x.shape)
+    return torch.cat([long_top_k(some, k) for some in torch.split(rows, _ROWS)]).view(x.shape)
 
 
 def positions(mask: Tensor, k: int) -> Tensor:
@@ -43,6 +49,17 @@ def positions(mask: Tensor, k: int) -> Tensor:
         octets, upto, indices, d, k, SEVERAL=grid[0] > 1, BLOCK=block, num_warps=_warps(block)
     )
     return indices
+
+
+def difference_at(indices: Tensor, x: Tensor, since: Tensor) -> Tensor:
+    """X - since at the indices ``(rows, k)`` of each row; ``since`` may be one row, expanded."""
+    rows, k = indices.shape
+    x, since = (each if each.stride(-1) == 1 else each.contiguous() for each in (x, since))
+    result = torch.empty(rows, k, dtype=x.dtype, device=x.device)
+    kernels.difference_kernel[(-(-k // _CHOSEN), rows)](
+        indices.contiguous(), x, since, result, k, x.stride(0), since.stride(0), BLOCK=_CHOSEN
+    )
+    return result
 
 
 def _ones_upto(octets: Tensor, grid: tuple[int, int], block: int) -> Tensor:

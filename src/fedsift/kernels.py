@@ -148,3 +148,14 @@ def positions_kernel(mask, upto, indices, d, k, SEVERAL: tl.constexpr, BLOCK: tl
         rank += around_block(upto, row)[0]
     is_one = (found > 0) & (rank < k)
     tl.store(indices + row * k + rank, at.to(tl.int64), mask=is_one)
+
+
+@triton.jit
+def difference_kernel(indices, x, since, result, k, x_stride, since_stride, BLOCK: tl.constexpr):
+    """Subtract two rows at a block of indices."""
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.load(indices + row * k + at, mask=at < k, other=0)
+    now = tl.load(x + row * x_stride + index, mask=at < k, other=0.0)
+    then = tl.load(since + row * since_stride + index, mask=at < k, other=0.0)
+    tl.store(result + row * k + at, now - then, mask=at < k)

@@ -26,4 +26,7 @@ def fairness_top(
     >>> fairness_top().name
     'fairness-top'
     """
-    return shared_mask_fedadam(top_k_union, density, local_steps, lr, beta1, beta2, eps)
+    return shared_mask_fedadam(
+        lambda start, end, k: top_k_union(end - start, k),
+        density, local_steps, lr, beta1, beta2, eps,
+    )  # fmt: skip

@@ -20,8 +20,8 @@ from fedsift.codec.update import Parts, moments, sparse
 from fedsift.mask import kept, top_k
 from fedsift.vector import Moments
 
-SharedMask = Callable[[Moments, int], Tensor]
-"""Chooses k coordinates a client from (ΔW, ΔM, ΔV)."""
+SharedMask = Callable[[Moments, Moments, int], Tensor]
+"""Chooses k coordinates a client from where its training started and ended."""
 
 
 @method("fedadam-ssm")
@@ -39,8 +39,9 @@ def fedadam_ssm(
     1159315.6856932417
     """
     return shared_mask_fedadam(
-        lambda delta, k: top_k(delta.w, k), density, local_steps, lr, beta1, beta2, eps
-    )
+        lambda start, end, k: top_k(end.w - start.w, k),
+        density, local_steps, lr, beta1, beta2, eps,
+    )  # fmt: skip
 
 
 def shared_mask_fedadam(
@@ -57,8 +58,9 @@ def shared_mask_fedadam(
     def send(
         context: Context, start: Moments, end: Moments, memory: Memory
     ) -> tuple[Parts, Memory]:
-        delta, k = end - start, kept(density, context.d)
-        return sparse(moments(delta), mask(delta, k), k=k), memory
+        k = kept(density, context.d)
+        chosen = mask(start, end, k)
+        return sparse(moments(end), chosen, since=moments(start), k=k), memory
 
     step = partial(adam_step, lr=lr, beta1=beta1, beta2=beta2, eps=eps)
     return Algorithm(always(Phase(local_steps, step, send, partial(shared_mask_bits, density))))

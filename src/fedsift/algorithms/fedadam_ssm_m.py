@@ -25,5 +25,6 @@ def fedadam_ssm_m(
     'fedadam-ssm-m'
     """
     return shared_mask_fedadam(
-        lambda delta, k: top_k(delta.m, k), density, local_steps, lr, beta1, beta2, eps
-    )
+        lambda start, end, k: top_k(end.m - start.m, k),
+        density, local_steps, lr, beta1, beta2, eps,
+    )  # fmt: skip

@@ -25,5 +25,6 @@ def fedadam_ssm_v(
     'fedadam-ssm-v'
     """
     return shared_mask_fedadam(
-        lambda delta, k: top_k(delta.v, k), density, local_steps, lr, beta1, beta2, eps
-    )
+        lambda start, end, k: top_k(end.v - start.v, k),
+        density, local_steps, lr, beta1, beta2, eps,
+    )  # fmt: skip

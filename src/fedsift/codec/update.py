@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 
 from fedsift.codec.values import Blocked, Codes, ValueCoder, exact
 from fedsift.mask import positions
+from fedsift.select import has_kernels
 from fedsift.vector import Moments
 
 Role = Literal["w", "m", "v"]
@@ -142,23 +143,41 @@ def sparse(
     coders: Mapping[Role, ValueCoder] | None = None,
     generator: Generator | None = None,
     k: int | None = None,
+    since: Mapping[Role, Tensor] | None = None,
 ) -> Parts:
     """The masked coordinates of the given tensors, all under one mask.
 
     ``k`` is how many each client keeps, if that is known: then an accelerator is not asked.
+    ``since`` holds what is subtracted from the tensors, at these coordinates only.
 
     >>> mask = torch.tensor([[True, False, True]])
     >>> (part,) = sparse({"w": torch.tensor([[1.0, 2.0, 3.0]])}, mask)
     >>> part.indices.tolist(), part.values["w"].restore().tolist()
     ([[0, 2]], [[1.0, 3.0]])
+    >>> (part,) = sparse({"w": torch.ones(1, 3)}, mask, since={"w": torch.full((1, 3), 4.0)})
+    >>> part.values["w"].restore().tolist()
+    [[-3.0, -3.0]]
     """
     indices = positions(mask, k)
     chosen = coders or {}
     kept = {
-        role: Coded.of(x.gather(-1, indices), chosen.get(role), generator)
+        role: Coded.of(
+            _values_at(indices, x, since[role] if since else None), chosen.get(role), generator
+        )
         for role, x in values.items()
     }
     return (Part(indices, kept),)
+
+
+def _values_at(indices: Tensor, x: Tensor, since: Tensor | None) -> Tensor:
+    """The coordinates ``(clients, k)`` of x, or of x - since."""
+    if since is None:
+        return x.gather(-1, indices)
+    if has_kernels(x) and x.dtype == torch.float32:
+        from fedsift import gpu_select
+
+        return gpu_select.difference_at(indices, x, since)
+    return x.gather(-1, indices) - since.gather(-1, indices)
 
 
 def moments(x: Moments) -> dict[Role, Tensor]:

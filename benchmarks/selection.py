@@ -1,0 +1,134 @@
+"""What a GPU does after the last local step: the mask, its positions, the values, the bytes.
+
+    python benchmarks/selection.py cnn vgg11
+
+20 clients of FedAdam-SSM at 5 %. All of it must equal what a CPU finds, bit for bit, also where
+many coordinates tie or are zero. Then each piece is timed alone, and all of them as one;
+milliseconds are medians.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from fedsift.algorithms import fedadam_ssm
+from fedsift.algorithms.method import Context
+from fedsift.bench import in_turn
+from fedsift.codec.frame import Spec, encoded_sizes
+from fedsift.codec.update import Update, moments, sparse
+from fedsift.mask import kept, positions, top_k
+from fedsift.models import MODELS, build
+from fedsift.runs.config import RunConfig
+from fedsift.runs.run import environment
+from fedsift.vector import Layout, Moments
+
+CLIENTS, DENSITY, SEED = 20, 0.05, 0
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "noise": lambda x: 1e-3 * x,
+    "many ties": lambda x: x.round(decimals=1),
+    "mostly zeros": lambda x: x * (x.abs() > 2.5),
+    "all equal": torch.ones_like,
+}
+
+
+def states(layout: Layout, w: Tensor, change: Callable[[Tensor], Tensor]) -> tuple[Moments, ...]:
+    """Where the clients start, which is one row, expanded, and where they end."""
+    draw = torch.Generator().manual_seed(SEED)
+    noise = torch.randn(CLIENTS, layout.d, generator=draw)
+    rows = (w, 1e-4 * w.roll(1), 1e-8 * w.square())
+    start = Moments(*(x.expand(CLIENTS, -1) for x in rows))
+    return start, Moments(*(x + change(noise.roll(n, -1)) for n, x in enumerate(start)))
+
+
+def sent(layout: Layout, start: Moments, end: Moments) -> tuple[Update, list[int]]:
+    """What the clients send, and its bytes."""
+    phase, clients = fedadam_ssm(density=DENSITY).phase(1), tuple(range(CLIENTS))
+    parts, _ = phase.send(Context(layout, 1, SEED, clients), start, end, {})
+    update = Update(parts, (64.0,) * CLIENTS)
+    return update, encoded_sizes(update, [Spec(layout, "fedadam-ssm", 1, n) for n in clients])
+
+
+def check(layout: Layout, w: Tensor, device: str) -> None:
+    """Stop unless device and CPU agree on everything that is sent."""
+    for name, change in CHANGES.items():
+        start, end = states(layout, w, change)
+        ours, our_sizes = sent(layout, *on(device, start, end))
+        theirs, their_sizes = sent(layout, start, end)
+        (our, their) = ours.parts[0], theirs.parts[0]
+        assert torch.equal(our.indices.cpu(), their.indices), f"{name}: other coordinates"
+        for role, coded in our.values.items():
+            same = torch.equal(coded.restore().cpu(), their.values[role].restore())
+            assert same, f"{name}: other values of {role}"
+        assert our_sizes == their_sizes, f"{name}: other sizes"
+
+
+def on(device: str, start: Moments, end: Moments) -> tuple[Moments, Moments]:
+    """The same states on a device; the start is still one row."""
+    there = Moments(*(x[0].to(device).expand(CLIENTS, -1) for x in start))
+    return there, Moments(*(x.to(device) for x in end))
+
+
+def milliseconds(layout: Layout, w: Tensor, device: str, repeats: int) -> dict[str, float]:
+    """Each piece, and all of them at once."""
+    start, end = on(device, *states(layout, w, CHANGES["noise"]))
+    k = kept(DENSITY, layout.d)
+    delta = end.w - start.w
+    mask = top_k(delta, k)
+    update, _ = sent(layout, start, end)
+    specs = [Spec(layout, "fedadam-ssm", 1, n) for n in range(CLIENTS)]
+    works: dict[str, Callable[[], object]] = {
+        "difference": lambda: end.w - start.w,
+        "mask": lambda: top_k(delta, k),
+        "positions": lambda: positions(mask, k),
+        "positions and values": lambda: sparse(moments(end), mask, since=moments(start), k=k),
+        "bytes": lambda: encoded_sizes(update, specs),
+        "all": lambda: sent(layout, start, end),
+    }
+    for work in works.values():
+        work()
+    found = in_turn(device, repeats, *works.values())
+    return {name: 1e3 * seconds for name, seconds in zip(works, found, strict=True)} | {
+        "kernels": kernels_of(works["all"])
+    }
+
+
+def kernels_of(work: Callable[[], object]) -> int:
+    """How many kernels and copies a work starts."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in seen.events())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", default=["cnn", "vgg11"])
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no GPU; --device cpu times the CPU")
+    about = {"environment": environment(RunConfig(device=given.device)), "seed": SEED}
+    found = {}
+    for name in given.models:
+        model = build(name, MODELS[name].shape, seed=SEED)
+        layout, w = Layout.of(model), Layout.of(model).read(model)
+        check(layout, w, given.device)
+        found[name] = milliseconds(layout, w, given.device, given.repeats)
+        pieces = ", ".join(f"{piece} {value:.3g}" for piece, value in found[name].items())
+        print(f"{name}: as on a CPU; {pieces}")
+    if given.out:
+        given.out.write_text(json.dumps({**about, "milliseconds": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
