@@ -41,7 +41,7 @@ def positions(mask: Tensor, k: int) -> Tensor:
     """Indices ``(rows, k)`` of the ones of a mask ``(rows, d)`` that has k in each row."""
     rows, d = mask.shape
     octets = mask.contiguous().view(torch.uint8)
-    indices = torch.empty(rows, k, dtype=torch.int64, device=mask.device)
+    indices = torch.zeros(rows, k, dtype=torch.int64, device=mask.device)
     block = _power_of_two(d) if d <= SHORT else _BLOCK
     grid = -(-d // block), rows
     upto = _ones_upto(octets, grid, block) if grid[0] > 1 else octets
@@ -52,7 +52,7 @@ def positions(mask: Tensor, k: int) -> Tensor:
 
 
 def difference_at(indices: Tensor, x: Tensor, since: Tensor) -> Tensor:
-    """X - since at the indices ``(rows, k)`` of each row; ``since`` may be one row, expanded."""
+    """The values of x - since at indices ``(rows, k)``; ``since`` may be one row, expanded."""
     rows, k = indices.shape
     x, since = (each if each.stride(-1) == 1 else each.contiguous() for each in (x, since))
     result = torch.empty(rows, k, dtype=x.dtype, device=x.device)

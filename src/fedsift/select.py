@@ -18,8 +18,8 @@ _DIRECT = 1 << 14  # below this a plain partition is faster than guessing first
 
 
 def has_kernels(x: torch.Tensor) -> bool:
-    """Whether a tensor is where Triton's kernels run: on a GPU, and Triton is installed."""
-    return x.is_cuda and _has_triton()
+    """Whether a tensor is where Triton's kernels run: on the current GPU, if it is installed."""
+    return x.is_cuda and _has_triton() and x.get_device() == torch.cuda.current_device()
 
 
 @cache
