@@ -52,6 +52,19 @@ def test_a_stack_of_masks_is_as_long_as_its_bytes(clients, d, k, layers, monkeyp
     assert found == [len(Entropy().encode(row.numpy(), d, LAYERS[layers])) for row in rows]
 
 
+def test_indices_that_descend_write_nowhere_else():
+    rows = torch.tensor([[50, 0, 0], [5, 6, 7]])
+    counted = gpu_sizes.gap_histograms(rows.to(DEVICE), np.array([0])).cpu()
+    assert counted.sum(-1).tolist() == [[1], [3]]
+
+
+def test_counts_need_not_lie_in_order():
+    seen = torch.arange(2 * 240, device=DEVICE).view(240, 1, 2).permute(2, 1, 0)
+    assert torch.equal(gpu_sizes.mask_sizes(seen).cpu(), sizes.best_sizes(seen.cpu()))
+    codes = seen[:, 0, :16]
+    assert torch.equal(gpu_sizes.code_sizes(codes).cpu(), symbols.sizes(codes.cpu()))
+
+
 counts = st.one_of(st.just(0), st.integers(0, 3), st.integers(0, 2**31))
 
 

@@ -31,6 +31,7 @@ def gap_histograms(indices: Tensor, starts: Ints) -> Tensor:
 def mask_sizes(histograms: Tensor) -> Tensor:
     """:func:`sizes.best_sizes`."""
     masks, segments, _ = histograms.shape
+    histograms = histograms.contiguous()
     found = torch.empty(_KINDS, masks, dtype=torch.int64, device=histograms.device)
     constants = *sizes.buckets(histograms.device), *tables.constants(histograms.device)
     kernels.mask_sizes_kernel[(masks, _KINDS)](histograms, *constants, found, segments, WIDTH=256)
@@ -40,6 +41,7 @@ def mask_sizes(histograms: Tensor) -> Tensor:
 def code_sizes(seen: Tensor) -> Tensor:
     """:func:`symbols.sizes`."""
     clients, codes = seen.shape
+    seen = seen.contiguous()
     found = torch.empty(2, clients, dtype=torch.int64, device=seen.device)
     constants = tables.constants(seen.device)
     kernels.code_sizes_kernel[(clients, 2)](seen, *constants, found, CODES=codes)

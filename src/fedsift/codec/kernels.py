@@ -23,7 +23,7 @@ BUCKETS = tl.constexpr(gaps.BUCKETS)
 
 @triton.jit
 def gaps_kernel(indices, starts, seen, k, segments, BLOCK: tl.constexpr):
-    """Count a block of one mask's gaps by segment and fine bucket."""
+    """Count a block of one mask's gaps by segment and fine bucket; none where indices descend."""
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < k
@@ -36,7 +36,7 @@ def gaps_kernel(indices, starts, seen, k, segments, BLOCK: tl.constexpr):
     for segment in range(1, segments):
         cell += (index >= tl.load(starts + segment)).to(tl.int64)
     one = tl.full((BLOCK,), 1, tl.int64)
-    tl.atomic_add(seen + cell * BUCKETS + bucket, one, mask=inside, sem="relaxed")
+    tl.atomic_add(seen + cell * BUCKETS + bucket, one, mask=inside & (gap >= 0), sem="relaxed")
 
 
 @triton.jit
