@@ -45,6 +45,17 @@ def test_short_rows(x, data):
     same(torch.from_numpy(x), k, gpu_select.short_top_k)
 
 
+@pytest.mark.parametrize("d", [1000, 21_840, gpu_select.SHORT])
+@pytest.mark.parametrize("decimals", [0, 9])
+def test_short_rows_of_many_warps(d, decimals):
+    x = torch.randn(2, d, generator=torch.Generator().manual_seed(0)).round(decimals=decimals)
+    for k in (1, masks.kept(0.05, d), d - 3, d):
+        same(x, k, gpu_select.short_top_k)
+        chosen = by_order(x, k)
+        found = gpu_select.positions(chosen.to(DEVICE), k)
+        assert torch.equal(found.cpu(), masks.positions(chosen))
+
+
 @settings(max_examples=12)
 @given(matrices(40), st.data())
 @example(np.zeros((2, 33), np.float32), None)
