@@ -185,6 +185,18 @@ def test_a_network_has_the_gradients_of_its_model(make, shape, loss):
         assert float(way.stack.loss[n]) == pytest.approx(value, rel=1e-6)
 
 
+@pytest.mark.parametrize("make", [models.networks.small_cnn, residual])
+def test_a_network_says_what_its_model_says(make):
+    torch.manual_seed(0)
+    model = make().to(DEVICE)
+    layout = Layout.of(model)
+    x, y = rand(5, 1, 8, 8), torch.zeros(5, dtype=torch.int64, device=DEVICE)
+    work = Work(Task(model, functional.cross_entropy, [(x, y)], None, 5, 0, layout), x, y, "fp32")
+    with torch.no_grad():
+        said = work.output_by_layers(Network(model, layout, EXACT), layout.read(model), x)
+        assert close(said, model(x))
+
+
 def shares_a_layer() -> nn.Module:
     same = nn.Linear(4, 4)
     return nn.Sequential(same, nn.ReLU(), same)

@@ -60,6 +60,11 @@ class Order:
             for name, shape, size, start in named
         }
 
+    def weights(self, value: Tensor, short: Tensor, gradient: Tensor) -> dict[str, Weight]:
+        """Every parameter by name, as views of three stacks ``(clients, length)``."""
+        views = [self.shaped(x) for x in (value, short, gradient)]
+        return {name: Weight(*(view[name] for view in views)) for name in self.layout.names}
+
     def enter(self, stack: Tensor, into: Tensor) -> None:
         """Copy a stack ``(clients, d)`` from the layout's order into this one.
 
@@ -119,6 +124,9 @@ class Network:
                 values[node] = call(*given)
             else:
                 values[node] = FUNCTIONS[node.target](*given)
+            for each in node.all_input_nodes:
+                if next(reversed(each.users)) is node:
+                    del values[each]  # nobody else wants it
         output: Tensor = values[node]
         return output
 

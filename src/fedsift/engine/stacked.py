@@ -14,13 +14,12 @@ from contextlib import AbstractContextManager, ExitStack
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, Step
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
-from fedsift.engine.local import labels_found, parameters_of
+from fedsift.engine.local import labels_found
 from fedsift.engine.steps import StackedStep, Work
 from fedsift.engine.task import Diverged, Job, Results, Task, distinct
 from fedsift.seeding import torch_seed
@@ -168,8 +167,7 @@ class Stacked:
 
     def _score(self, w: Tensor, data: Tensor, labels: Tensor) -> Tensor:
         """How many labels are found, NaN where they are not classes, and the sum of losses."""
-        self.task.model.eval()
-        output = functional_call(self.task.model, parameters_of(self.task, w), (data,))
+        output = self.work.output(w, data)
         loss = self.task.loss(output, labels).double() * len(data)
         found = labels_found(output, labels)
         right = torch.full_like(loss, torch.nan) if found is None else found.sum().double()

@@ -56,9 +56,36 @@ class Work:
 
     @cached_property
     def images(self) -> Tensor:
+        """The clients' data as :class:`Network` takes it."""
+        return self.channels_last(self.data)
+
+    def channels_last(self, data: Tensor) -> Tensor:
         """The data with channels last, in the format of the activations."""
-        last = self.data.permute(0, 2, 3, 1) if self.data.dim() == 4 else self.data
+        last = data.permute(0, 2, 3, 1) if data.dim() == 4 else data
         return last.to(self.format).contiguous()
+
+    def output(self, w: Tensor, data: Tensor) -> Tensor:
+        """What the model says of the data with weights w; nothing is kept for a backward pass."""
+        if self.network is not None:
+            from fedsift.engine.network import Unknown
+
+            try:
+                return self.output_by_layers(self.network, w, data)
+            except Unknown:
+                pass
+        self.task.model.eval()
+        result: Tensor = functional_call(self.task.model, parameters_of(self.task, w), (data,))
+        return result
+
+    def output_by_layers(self, network: Network, w: Tensor, data: Tensor) -> Tensor:
+        """A stack of one client."""
+        from fedsift.engine.network import Order
+
+        order = Order(self.task.layout)
+        stack = w.new_zeros(1, order.length)
+        order.enter(w[None], stack)
+        weights = order.weights(stack, stack.to(self.format), stack)
+        return network(self.channels_last(data)[None], weights)[0].float()
 
     @cached_property
     def has_classes(self) -> bool:
@@ -169,7 +196,6 @@ class ByLayers:
     """All clients at once, layer by layer."""
 
     def __init__(self, work: Work, network: Network, clients: int) -> None:
-        from fedsift.engine.layers import Weight
         from fedsift.engine.network import Order
 
         order = Order(work.task.layout)
@@ -177,9 +203,7 @@ class ByLayers:
         self.stack = Stack(like, clients, order.length, work.format)
         self.work, self.network = work, network
         self.enter, self.leave = order.enter, order.leave
-        tensors = self.stack.x.w, self.stack.short, self.stack.gradient
-        views = [order.shaped(x) for x in tensors]
-        self.weights = {name: Weight(*(view[name] for view in views)) for name in views[0]}
+        self.weights = order.weights(self.stack.x.w, self.stack.short, self.stack.gradient)
 
     def gradients(self, rows: Tensor) -> None:
         """Find the gradients on the given rows of the data, and add the losses up."""
