@@ -17,7 +17,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 from fedsift import algorithms
 from fedsift.engine import Ranks, Reference, Stacked, ranks
 from fedsift.engine.message import WorkerDied
-from fedsift.engine.task import Diverged, Job
+from fedsift.engine.steps import ByStreams, ByVmap, Work, can_vmap
+from fedsift.engine.task import Diverged, Job, Task
+from fedsift.models.transformer import Attention
 from fedsift.simulation import prepare
 from problems import ridge
 
@@ -236,6 +238,49 @@ def test_stacked_clients_train_as_single_ones(name, most, monkeypatch):
     for (_, traffic, _), (_, counted, _) in zip(happened, expected, strict=True):
         assert traffic.uplink_bits_paper == counted.uplink_bits_paper
         assert traffic.uplink_bytes == pytest.approx(counted.uplink_bytes, rel=0.02)
+
+
+MODELS = {
+    "a perceptron": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), True),
+    "attention": (
+        lambda: nn.Sequential(
+            nn.Flatten(1, 2), Attention(8, 2), nn.LayerNorm(8), nn.Flatten(), nn.Linear(64, 4)
+        ),
+        True,
+    ),
+    "convolutions": (lambda: nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten()), False),
+    "something random": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 4)), False,
+    ),
+    "a look at the data": (lambda: Curious(nn.Flatten(), nn.Linear(64, 4)), False),
+}  # fmt: skip
+
+
+class Curious(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_operations_are_batched_over_clients_where_they_can_be(name):
+    make, can = MODELS[name]
+    torch.manual_seed(0)
+    model = make()
+    layout = type(federation().task.layout).of(model)
+    x, y = (torch.cat(each) for each in zip(*images(), strict=True))
+    work = Work(Task(model, cross_entropy, [(x, y)], None, 8, 0, layout), x, y, "fp32")
+    rows = torch.arange(24).view(3, 8)
+    assert can_vmap(work, rows) == can
+    if not can:
+        return
+    start = torch.stack([scale * layout.read(model) for scale in (1.0, 1.5, 2.0)])
+    ways = ByVmap(work, 3), ByStreams(work, 3)
+    for way in ways:
+        way.enter(start, way.stack.x.w)
+        way.gradients(rows)
+    ours, theirs = (way.stack for way in ways)
+    torch.testing.assert_close(ours.gradient, theirs.gradient, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(ours.loss, theirs.loss)
 
 
 def test_clients_of_different_batch_sizes_are_stacked_apart():

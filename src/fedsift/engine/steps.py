@@ -1,8 +1,9 @@
 """One local step of a stack of clients, as a CUDA graph where there is a GPU.
 
-There are two ways to the clients' gradients. A model of known layers runs all clients at once, a
-batched product a layer (:class:`ByLayers`). For any other, each client's forward and backward pass
-runs on a stream of its own (:class:`ByStreams`).
+There are three ways to the clients' gradients. A model of known layers runs all clients at once, a
+batched product a layer (:class:`ByLayers`). Any other without convolutions, say a Transformer, has
+its operations batched by PyTorch (:class:`ByVmap`), if it can. For the rest, each client's forward
+and backward pass runs on a stream of its own (:class:`ByStreams`).
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
-from torch.func import functional_call
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
 from torch.nn.functional import cross_entropy
 
 from fedsift.algorithms.method import Step
@@ -161,8 +162,8 @@ class StackedStep:
                 return layered, self._capture(layered)
             except Unknown:
                 pass
-        streamed = ByStreams(work, clients)
-        return streamed, self._capture(streamed) if self.rows.is_cuda else None
+        way: Way = ByVmap(work, clients) if can_vmap(work, self.rows) else ByStreams(work, clients)
+        return way, self._capture(way) if self.rows.is_cuda else None
 
     def _capture(self, way: Way) -> torch.cuda.CUDAGraph:
         side = new_stream()
@@ -237,14 +238,13 @@ def losses_of(loss: Loss, output: Tensor, labels: Tensor) -> Tensor:
     return result
 
 
-class ByStreams:
-    """Each client's pass on a stream of its own, for any model."""
+class InLayoutsOrder:
+    """A way that keeps a stack as it comes."""
 
     def __init__(self, work: Work, clients: int) -> None:
         layout = work.task.layout
         like = torch.empty(0, dtype=layout.dtype, device=work.data.device)
         self.work, self.stack = work, Stack(like, clients, layout.d, layout.dtype)
-        self.streams = [new_stream() for _ in range(STREAMS)] if like.is_cuda else []
 
     def enter(self, stack: Tensor, into: Tensor) -> None:
         """Copy a stack ``(clients, d)``."""
@@ -253,6 +253,50 @@ class ByStreams:
     def leave(self, stack: Tensor) -> Tensor:
         """A copy of a stack."""
         return stack.clone()
+
+
+class ByVmap(InLayoutsOrder):
+    """All clients at once: a linear layer becomes a batch of products, and so on."""
+
+    def gradients(self, rows: Tensor) -> None:
+        """Find the gradients on the given rows of the data, and add the losses up."""
+        task, flat = self.work.task, rows.view(-1)
+        task.model.train()
+        picked = (x.index_select(0, flat) for x in (self.work.data, self.work.labels))
+        data, labels = (x.view(*rows.shape, *x.shape[1:]) for x in picked)
+        own = task.layout.unflatten(self.stack.x.w)
+        found, losses = torch.vmap(grad_and_value(self._loss))(own, data, labels)
+        pieces = [found[name].flatten(1) for name in task.layout.names]
+        torch.cat(pieces, 1, out=self.stack.gradient)
+        self.stack.loss += losses
+
+    def _loss(self, own: dict[str, Tensor], data: Tensor, labels: Tensor) -> Tensor:
+        """One client's loss."""
+        task = self.work.task
+        output: Tensor = functional_call(task.model, own, (data,))
+        return task.loss(output.to(task.layout.dtype), labels)
+
+
+def can_vmap(work: Work, rows: Tensor) -> bool:
+    """Whether a model's operations can be batched over clients: it is tried with two of them.
+
+    Convolutions could, but are slow then. Nothing random can, as it must differ between clients.
+    """
+    if any(isinstance(each, nn.modules.conv._ConvNd) for each in work.task.model.modules()):
+        return False
+    try:
+        ByVmap(work, 2).gradients(rows[:1].expand(2, -1).contiguous())
+    except RuntimeError:
+        return False
+    return True
+
+
+class ByStreams(InLayoutsOrder):
+    """Each client's pass on a stream of its own, for any model."""
+
+    def __init__(self, work: Work, clients: int) -> None:
+        super().__init__(work, clients)
+        self.streams = [new_stream() for _ in range(STREAMS)] if work.data.is_cuda else []
 
     def gradients(self, rows: Tensor) -> None:
         """Find the gradients on the given rows of the data, and add the losses up."""

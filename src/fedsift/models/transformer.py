@@ -62,13 +62,14 @@ class Tokens(nn.Module):
 
     def __init__(self, patches: int, width: int) -> None:
         super().__init__()
-        self.patch = nn.Conv2d(3, width, PATCH, stride=PATCH)
+        self.patch = nn.Linear(3 * PATCH**2, width)
         self.place = nn.Parameter(torch.empty(patches, width))
         nn.init.trunc_normal_(self.place, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images to tokens ``(samples, patches, width)``."""
-        tokens: Tensor = self.patch(x).flatten(2).transpose(1, 2) + self.place
+        pixels = nn.functional.unfold(x, PATCH, stride=PATCH).transpose(1, 2)
+        tokens: Tensor = self.patch(pixels) + self.place
         return tokens
 
 
