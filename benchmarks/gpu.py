@@ -111,6 +111,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = False  # the reference engine leaves such choices to torch
     one_step = federation(made(cnn), fedadam_ssm(local_steps=1))
     full = federation(made(cnn), fedadam_ssm())
     found = {

@@ -31,6 +31,12 @@ EXACT = "tf32x3" if DEVICE == "cuda" else "ieee"
 CLIENTS = 2
 
 
+@pytest.fixture(autouse=True)
+def _exact():
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
 def rand(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device=DEVICE)
 

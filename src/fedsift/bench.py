@@ -30,6 +30,8 @@ from fedsift.vector import Moments
 CLIENTS, STEPS, BATCH = 20, 30, 64
 SAMPLES, TESTED = 10 * BATCH, 10_000
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
+LONG_SIDE, LONG_TIMES = 4096, 4
+"""Matrix products that take a GPU about as long as a round's local steps of the CNN."""
 ADAM_TRAFFIC = 8
 """Vectors read or written by a step: W, M, V and the gradient, each once both ways."""
 
@@ -136,7 +138,9 @@ def following(federation: Federation) -> Callable[[], None]:
 def client_seconds(federation: Federation, snapshot: Snapshot, device: str, rounds: int) -> float:
     """What the clients do after their last step: choose coordinates, and count the bytes.
 
-    A GPU does it for all at once, while on a CPU each process does it for its share of them.
+    A GPU does it for all at once, while on a CPU each process does it for its share of them. A GPU
+    is still at the local steps when it is told to, so that it does not wait for the host: what
+    counts is how much later both are done.
     """
     layout, d = federation.task.layout, federation.task.layout.d
     together = CLIENTS if device == "cuda" else 1
@@ -150,8 +154,29 @@ def client_seconds(federation: Federation, snapshot: Snapshot, device: str, roun
         parts, _ = phase.send(Context(layout, 2, 0, clients), start, end, {})
         encoded_sizes(Update(parts, (1.0,) * together), specs)
 
+    if device == "cuda":
+        train = long_work(device)
+
+        def train_and_send() -> None:
+            train()
+            send()
+
+        alone, followed = in_turn(device, rounds, train, train_and_send)
+        return max(0.0, followed - alone)
     processes = getattr(federation.engine, "processes", 1)
     return in_turn(device, rounds, send)[0] * CLIENTS / together / processes
+
+
+def long_work(device: str) -> Callable[[], None]:
+    """Keeps a device busy for some milliseconds, as local steps do, and the host hardly at all."""
+    a = torch.randn(LONG_SIDE, LONG_SIDE, device=device)
+    out = torch.empty_like(a)
+
+    def multiply() -> None:
+        for _ in range(LONG_TIMES):
+            torch.mm(a, a, out=out)
+
+    return multiply
 
 
 def server_seconds(federation: Federation, snapshot: Snapshot, device: str, rounds: int) -> float:
