@@ -8,6 +8,7 @@ of `fedadam-ssm.tex`, sections III and IV; the rest follows "How the paper is re
 sizes. Every method returns the global (W, M, V) after its last round, from M^0 = V^0 = 0.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -53,12 +54,20 @@ def start(w0: npt.ArrayLike) -> State:
 
 
 def adam(
-    gradient: Gradient, state: State, steps: int, lr: float, beta1: float, beta2: float, eps: float
+    gradient: Gradient,
+    state: State,
+    steps: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    clip: float = math.inf,
 ) -> State:
     """Steps of Adam: no bias correction, epsilon inside the square root."""
     w, m, v = state
     for _ in range(steps):
         g = gradient(w.copy())
+        g = g * min(1.0, clip / np.linalg.norm(g))
         m = beta1 * m + (1 - beta1) * g  # (4)
         v = beta2 * v + (1 - beta2) * g**2  # (5)
         w = w - lr * m / np.sqrt(v + eps)  # (3)
@@ -512,6 +521,7 @@ def sift(
     decay: float,
     bits: int,
     momentum: float,
+    clip: float,
     local_steps: int,
     lr: float,
     beta1: float,
@@ -534,7 +544,7 @@ def sift(
     for _ in range(rounds):
         dW_hats, dV_hats = [], []
         for n, gradient in enumerate(gradients):
-            w, _, v = adam(gradient, (W, M, V), local_steps, lr, beta1, beta2, eps)
+            w, _, v = adam(gradient, (W, M, V), local_steps, lr, beta1, beta2, eps, clip)
             u = w - W + decay * residuals[n]
             sent_w, sent_v = sifted(u, v - V, up)
             residuals[n] = u - sent_w

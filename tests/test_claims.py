@@ -44,6 +44,25 @@ def test_the_docs_show_the_committed_pictures(name):
     assert shown.read_bytes() == made.read_bytes()
 
 
+def test_the_readme_says_how_sift_does_on_the_larger_models():
+    told = json.loads((REPRODUCE / "results" / "sift.json").read_text(encoding="utf-8"))
+    found = {(x["task"], x["setting"], x["method"]): x for x in told}
+    readme = " ".join((REPRODUCE.parent / "README.md").read_text(encoding="utf-8").split())
+    vgg = [found["vgg11-cifar10", setting, "sift"] for setting in ("iid", "noniid")]
+    fewer = [f"{x['target']['ratio_up']:.0f}" for x in vgg]
+    points = [
+        100 * (x["final_accuracy"]["mean"] - ssm["final_accuracy"]["mean"])
+        for x in vgg
+        for ssm in [found["vgg11-cifar10", x["setting"], "fedadam-ssm"]]
+    ]
+    assert f"VGG-11 it is {fewer[0]} and {fewer[1]} times" in readme
+    assert f"ends {-points[0]:.1f} points below and {points[1]:.1f} above" in readme
+    resnet = [found["resnet18-cifar10", setting, "sift"] for setting in ("iid", "noniid")]
+    assert [x["target"]["reached"] for x in resnet] == [0, 0]
+    rounds = " and ".join(str(x["rounds"]) for x in resnet)
+    assert f"on ResNet-18 it needs more rounds than the {rounds} that were run" in readme
+
+
 def test_the_readme_says_how_sift_compares():
     told = json.loads((REPRODUCE / "results" / "sift.json").read_text(encoding="utf-8"))
     cnn = {(x["setting"], x["method"]): x for x in told if x["task"] == "cnn-fashion-mnist"}

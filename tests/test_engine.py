@@ -48,7 +48,7 @@ def network():
 
 def federation(name="fedadam-ssm", processes=2, **options):
     known = algorithms.settings_of(name)
-    wanted = {"density": 0.2, "local_steps": 3, "lr": 0.01}
+    wanted = {"density": 0.2, "local_steps": 3, "lr": 0.01, "clip": 0.5}
     method = algorithms.find(name)(**{k: v for k, v in wanted.items() if k in known})
     test = torch.randn(2500, 1, 8, 8), torch.randint(0, 4, (2500,))
     options = {"participation": 0.8, "dropout": 0.2, "min_clients": 0, "wire": "count", **options}

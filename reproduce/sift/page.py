@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,6 +29,7 @@ SETTINGS = {
     "theta-0.5": "Dirichlet 0.5",
     "theta-1": "Dirichlet 1",
 }
+UNITS = {"kB": 1e3, "MB": 1e6}
 NONE_YET = "There are no figures yet."
 Row = dict[str, str]
 Told = dict[str, Any]
@@ -55,16 +57,17 @@ def comparison(found: Sequence[Told]) -> Iterator[str]:
     for (task, setting), own in groups.items():
         yield f"### {name_of(task, setting)}"
         target, harder = (percent(own[0][goal]["accuracy"]) for goal in ("target", "harder"))
+        unit = unit_of(1e6 * (told["target"]["up"] or {}).get("mean", math.inf) for told in own)
         yield (
-            f"To {target}, in kB a client, and up to {harder}, the best that FedAdam came to. The "
-            f"first model is not counted: its {kilobytes(1e6 * own[0]['first_model'])} kB come "
-            "down with every method."
+            f"To {target}, in {unit} a client, and up to {harder}, the best that FedAdam came to. "
+            f"The first model is not counted: its {amount(1e6 * own[0]['first_model'], unit)} "
+            f"{unit} come down with every method."
         )
-        yield markdown(methods(own))
+        yield markdown(methods(own, unit))
         yield "; ".join(made_by(own)) + "."
 
 
-def methods(own: Sequence[Told]) -> Iterator[tuple[str, ...]]:
+def methods(own: Sequence[Told], unit: str) -> Iterator[tuple[str, ...]]:
     """A line a method, its seeds as one."""
     yield (
         "method", "rounds", "up", "down", "up: times fewer", "both: times fewer",
@@ -72,13 +75,14 @@ def methods(own: Sequence[Told]) -> Iterator[tuple[str, ...]]:
     )  # fmt: skip
     for told in own:
         target, harder = told["target"], told["harder"]
-        rounds, up, down, further = (
-            (cost or {}).get("mean")
-            for cost in (target["round"], target["up"], target["down"], harder["up"])
+        rounds = (target["round"] or {}).get("mean")
+        up, down, further = (
+            amount(cost and 1e6 * cost["mean"], unit)
+            for cost in (target["up"], target["down"], harder["up"])
         )
         yield (
-            f"`{told['method']}`", whole(rounds), megabytes(up), megabytes(down),
-            times(target["ratio_up"]), times(target["ratio_both"]), megabytes(further),
+            f"`{told['method']}`", whole(rounds), up, down, times(target["ratio_up"]),
+            times(target["ratio_both"]), further,
             percent(told["best_accuracy"]["mean"]), percent(told["final_accuracy"]["mean"]),
         )  # fmt: skip
 
@@ -102,16 +106,17 @@ def ablation(found: Sequence[Row]) -> Iterator[str]:
     for (task, setting), own in groups.items():
         target, harder = (mean(own, key) for key in ("target", "harder_target"))
         yield f"### {name_of(task, setting)}: variants"
+        unit = unit_of(float(row["uplink_bytes_to_target"] or math.inf) for row in own)
         yield (
             f"Target {percent(target)}; the harder one, FedAdam's own best, {percent(harder)}. "
-            "kB a client, up and down, the first model among the latter."
+            f"{unit} a client, up and down, the first model among the latter."
         )
-        yield markdown(variants(own))
+        yield markdown(variants(own, unit))
         clients = "/".join(sorted({row["clients"] for row in own}))
         yield f"{clients} clients; {made(own)}."
 
 
-def variants(own: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+def variants(own: Sequence[Row], unit: str) -> Iterator[tuple[str, ...]]:
     """A line a variant, its seeds as one."""
     yield (
         "variant", "seeds", "up to target", "down to target", "up to harder", "down to harder",
@@ -121,7 +126,7 @@ def variants(own: Sequence[Row]) -> Iterator[tuple[str, ...]]:
         seeds = [row for row in own if row["variant"] == variant]
         yield (
             variant, str(len(seeds)),
-            *(kilobytes(mean(seeds, f"{way}_bytes_to_{goal}"))
+            *(amount(mean(seeds, f"{way}_bytes_to_{goal}"), unit)
               for goal in ("target", "harder") for way in ("uplink", "downlink")),
             percent(mean(seeds, "best_accuracy")), percent(mean(seeds, "final_accuracy")),
         )  # fmt: skip
@@ -143,14 +148,22 @@ def mean(own: Sequence[Row], key: str) -> float | None:
     return fmean(map(float, cells)) if all(cells) else None
 
 
-def kilobytes(x: float | None) -> str:
-    """In kB; a dash where some seed did not get there."""
-    return "–" if x is None else f"{x / 1000:,.1f}".replace(",", " ")
+def unit_of(sent: Iterable[float]) -> str:
+    """The unit in which the least of the bytes is a number of a few digits.
+
+    >>> unit_of([5_200.0, 1_223_300.0]), unit_of([5_232_600.0])
+    ('kB', 'MB')
+    """
+    return "MB" if min(sent) >= UNITS["MB"] else "kB"
 
 
-def megabytes(x: float | None) -> str:
-    """Megabytes in kB."""
-    return kilobytes(None if x is None else 1e6 * x)
+def amount(x: float | None, unit: str) -> str:
+    """Bytes in a unit; a dash where some seed did not get there.
+
+    >>> amount(1_223_300.0, "kB"), amount(None, "kB")
+    ('1 223.3', '–')
+    """
+    return "–" if x is None else f"{x / UNITS[unit]:,.1f}".replace(",", " ")
 
 
 def times(x: float | None) -> str:

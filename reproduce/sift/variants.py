@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsift.adam import adam_step
+from fedsift.adam import clipped_adam_step
 from fedsift.algorithms import Algorithm, Context, Memory, Phase, method
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.fedadamw import BLOCK, block_means, spread
@@ -56,6 +56,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "momentum 0.3": {"momentum": 0.3},
     "momentum 0.7": {"momentum": 0.7},
     "Nesterov's momentum": {"nesterov": 1},
+    "gradients clipped to 1": {"clip": 1.0},
+    "gradients clipped to 2": {"clip": 2.0},
+    "clipped to 1, Nesterov's momentum": {"clip": 1.0, "nesterov": 1},
     "V never": {"v_every": 0},
     "V every 5th round": {"v_every": 5},
     "V by blocks": {"v_means": 1},
@@ -102,6 +105,7 @@ def sift_variant(
     whole_steps: int = 0,
     momentum: float = 0.5,
     nesterov: int = 0,
+    clip: float = 0.0,
     local_steps: int = 30,
     lr: float = 1e-3,
     beta1: float = 0.9,
@@ -118,11 +122,14 @@ def sift_variant(
     the mean over those who sent a coordinate. ``common``: one mask for all, half of it from the
     last global update. ``keep_down``: the server keeps what it did not send; ``down_density`` 1
     sends the mean as it is. ``whole_steps``: lr makes up for M's start at 0.
-    ``momentum`` is the server's; with ``nesterov`` it looks a step ahead.
+    ``momentum`` is the server's; with ``nesterov`` it looks a step ahead. ``clip``: the most that a
+    gradient's norm may be, 0 is anything.
     """
     given = dict(locals())
     whole = lr / strength(beta1, local_steps) if whole_steps and not m_bits else lr
-    step = partial(adam_step, lr=whole, beta1=beta1, beta2=beta2, eps=eps)
+    step = partial(
+        clipped_adam_step, clip=clip or math.inf, lr=whole, beta1=beta1, beta2=beta2, eps=eps
+    )
     rule = Rule(step, **{key: given[key] for key in Rule.__dataclass_fields__ if key != "step"})
     return Algorithm(
         rule.phase,

@@ -58,6 +58,37 @@ def adam_step(
     return Moments(torch.sub(x.w, direction(m, v, eps), alpha=lr), m, v)
 
 
+def clipped(gradient: Tensor, most: float) -> Tensor:
+    """The gradient, each row of it shortened to a norm of ``most`` if it is longer.
+
+    >>> clipped(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), most=1.0)
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000]])
+    """
+    norm: Tensor = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+    return gradient * (most / norm).clamp_max(1.0)
+
+
+def clipped_adam_step(
+    x: Moments,
+    gradient: Tensor,
+    *,
+    clip: float,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> Moments:
+    """A local step with a gradient of norm ``clip`` at most.
+
+    >>> x = clipped_adam_step(Moments.start(torch.zeros(1, 1)), torch.full((1, 1), 7.0),
+    ...                       clip=1.0, lr=0.1, beta1=0.9, beta2=0.999, eps=1e-6)
+    >>> [round(float(t), 4) for t in x]
+    [-0.3161, 0.1, 0.001]
+    """
+    return adam_step(x, clipped(gradient, clip), lr=lr, beta1=beta1, beta2=beta2, eps=eps)
+
+
 def centralized_adam(
     w: Tensor,
     gradient: Gradient,

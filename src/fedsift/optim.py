@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedsift.adam import adam_step
+from fedsift.adam import adam_step, clipped
 from fedsift.vector import Moments
 
 
@@ -16,7 +16,8 @@ class Adam(Optimizer):
     """Equations (3)-(5): ε inside the square root, no bias correction.
 
     Unlike ``torch.optim.Adam`` it starts from moments that it is given, and hands them back, as
-    flat vectors in the order of the parameters.
+    flat vectors in the order of the parameters. Where the gradient of all parameters together is
+    longer than ``clip``, it is shortened to that, unless ``clip`` is 0.
 
     >>> w = torch.nn.Parameter(torch.zeros(1))
     >>> optimizer = Adam([w], lr=0.1)
@@ -33,8 +34,10 @@ class Adam(Optimizer):
         beta1: float = 0.9,
         beta2: float = 0.999,
         eps: float = 1e-6,
+        clip: float = 0.0,
     ) -> None:
         super().__init__(params, {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps})
+        self.clip = clip
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -43,11 +46,11 @@ class Adam(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        gradients = iter(self._gradients())
         for group in self.param_groups:
             settings = {key: group[key] for key in ("lr", "beta1", "beta2", "eps")}
             for p in group["params"]:
-                gradient = torch.zeros_like(p) if p.grad is None else p.grad
-                before = Moments(p, *self._moments_of(p))
+                before, gradient = Moments(p, *self._moments_of(p)), next(gradients)
                 after = adam_step(before, gradient, **settings)
                 p.copy_(after.w)
                 self.state[p].update(m=after.m, v=after.v)
@@ -65,6 +68,16 @@ class Adam(Optimizer):
         """The moments as flat vectors ``(d,)``."""
         m, v = zip(*(self._moments_of(p) for p in self._params()), strict=True)
         return torch.cat([x.flatten() for x in m]), torch.cat([x.flatten() for x in v])
+
+    def _gradients(self) -> list[Tensor]:
+        """Every parameter's gradient, all of them shortened if they are too long together."""
+        params = self._params()
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+        if not self.clip:
+            return found
+        flat = clipped(torch.cat([g.flatten() for g in found]), self.clip)
+        parts = torch.split(flat, [p.numel() for p in params])
+        return [part.view_as(p) for part, p in zip(parts, params, strict=True)]
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]

@@ -26,7 +26,15 @@ CASES = {
     "efficient_adam": {**ADAM, "bits": 4},
     "sparseloco": {**ADAM, **SPARSE, "decay": 0.95, "outer_lr": 0.8},
     "fedadamw": {**ADAM, "local_steps": 5, "correction": 0.5, "weight_decay": 0.1},
-    "sift": {**ADAM, **SPARSE, "down_density": 0.5, "decay": 0.9, "bits": 4, "momentum": 0.5},
+    "sift": {
+        **ADAM,
+        **SPARSE,
+        "down_density": 0.5,
+        "decay": 0.9,
+        "bits": 4,
+        "momentum": 0.5,
+        "clip": 1.0,
+    },
 }
 
 

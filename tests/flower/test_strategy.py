@@ -13,7 +13,7 @@ from torch import nn
 
 import fedsift
 from fedsift import algorithms
-from fedsift.adam import adam_step
+from fedsift.adam import adam_step, clipped
 from fedsift.algorithms import METHODS, settings_of
 from fedsift.federation import TooFewClients
 from fedsift.flower import FedSift, client_app, exchange
@@ -396,16 +396,19 @@ def test_a_loop_of_one_s_own_needs_a_method_with_adam_steps(place):
         start(place.strategy(EFFICIENT), grid, 1)
 
 
-def test_adam_moves_like_the_equations_and_keeps_its_moments():
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_adam_moves_like_the_equations_and_keeps_its_moments(clip):
     model = make_model()
     layout = Layout.of(model)
     x = Moments(layout.read(model), torch.rand(layout.d), torch.rand(layout.d))
-    optimizer = fedsift.Adam(model.parameters(), lr=0.1, eps=1e-3)
+    optimizer = fedsift.Adam(model.parameters(), lr=0.1, eps=1e-3, clip=clip)
     optimizer.load_moments(x.m, x.v)
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.ones(2, 6)).square().sum().backward()
         gradient = layout.flatten({n: p.grad for n, p in model.named_parameters()})
+        assert gradient.norm() > 0.5
+        gradient = clipped(gradient, clip) if clip else gradient
         x = adam_step(x, gradient, lr=0.1, beta1=0.9, beta2=0.999, eps=1e-3)
         optimizer.step()
         assert_same_bits((layout.read(model), *optimizer.moments()), x)

@@ -178,6 +178,7 @@ def find(name: str) -> Callable[..., Algorithm]:
 
 Range = tuple[str, Callable[[float], bool]]
 _POSITIVE: Range = ("a positive number", lambda x: 0 < x < math.inf)
+_NOT_NEGATIVE: Range = ("a number of at least 0", lambda x: 0 <= x < math.inf)
 _DECAY: Range = ("in [0, 1)", lambda x: 0 <= x < 1)
 _SHARE: Range = ("in (0, 1]", lambda x: 0 < x <= 1)
 _COUNT: Range = ("a whole number of at least 1", lambda x: isinstance(x, int) and x >= 1)
@@ -186,8 +187,9 @@ _RANGES: dict[str, Range] = {
     "down_density": _SHARE,
     "decay": ("in [0, 1]", lambda x: 0 <= x <= 1),
     "momentum": _DECAY,
+    "clip": _NOT_NEGATIVE,
     "correction": _DECAY,
-    "weight_decay": ("a number of at least 0", lambda x: 0 <= x < math.inf),
+    "weight_decay": _NOT_NEGATIVE,
     "lr": _POSITIVE,
     "outer_lr": _POSITIVE,
     "beta1": _DECAY,

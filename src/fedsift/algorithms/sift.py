@@ -17,7 +17,7 @@ from functools import partial
 
 from torch import Tensor
 
-from fedsift.adam import adam_step
+from fedsift.adam import clipped_adam_step
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
 from fedsift.codec.update import Parts, Role, sparse
 from fedsift.codec.values import Linear, Log, ValueCoder
@@ -35,6 +35,7 @@ def sift(
     decay: float = 0.95,
     bits: int = 4,
     momentum: float = 0.5,
+    clip: float = 0.0,
     local_steps: int = 30,
     lr: float = 1e-3,
     beta1: float = 0.9,
@@ -42,6 +43,8 @@ def sift(
     eps: float = 1e-6,
 ) -> Algorithm:
     """Sift: k (bits + 4 + log₂ d) bits a client and round.
+
+    Gradients longer than ``clip`` are shortened to it; 0 leaves them as they are.
 
     >>> sift(density=0.01).phase(1).paper_bits(1024)
     180.0
@@ -63,7 +66,9 @@ def sift(
     def paper_bits(d: int) -> float:
         return kept(density, d) * (bits + V_BITS + math.log2(d))
 
-    step = partial(adam_step, lr=lr, beta1=beta1, beta2=beta2, eps=eps)
+    step = partial(
+        clipped_adam_step, clip=clip or math.inf, lr=lr, beta1=beta1, beta2=beta2, eps=eps
+    )
     return Algorithm(
         always(Phase(local_steps, step, send, paper_bits, broadcast=broadcast)),
         client_memory=("residual",),

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedsift.adam import adam_step
+from fedsift.adam import adam_step, clipped, clipped_adam_step
 from fedsift.algorithms.method import Step
 from fedsift.engine import native
 from fedsift.vector import Moments
@@ -30,6 +31,8 @@ def fused(step: Step, like: Tensor) -> InPlace:
     >>> x.w.tolist()
     [[-1.0, -1.0]]
     """
+    if isinstance(step, partial) and step.func is clipped_adam_step:
+        return after_clipping(step.keywords, like)
     if isinstance(step, partial) and step.func is adam_step and like.dtype == torch.float32:
         if like.is_cuda:
             return partial(adam_on_gpu, **step.keywords)
@@ -44,6 +47,13 @@ def fused(step: Step, like: Tensor) -> InPlace:
             short.copy_(x.w)
 
     return in_place
+
+
+def after_clipping(settings: dict[str, Any], like: Tensor) -> InPlace:
+    """Adam's step in place, on a gradient of bounded norm."""
+    clip = settings["clip"]
+    adam = fused(partial(adam_step, **{k: v for k, v in settings.items() if k != "clip"}), like)
+    return lambda x, gradient, short: adam(x, clipped(gradient, clip), short)
 
 
 def adam_on_gpu(

@@ -137,8 +137,8 @@ class Work:
         """How the model is trained: by the algorithm, or by the user's own loop."""
         if self.train is None:
             return local_steps
-        settings = {k: v for k, v in algorithm.settings.items() if k in ADAM}
-        if len(settings) != len(ADAM) or algorithm.phase(1).begin is not from_global:
+        settings = {k: v for k, v in algorithm.settings.items() if k in (*ADAM, CLIP)}
+        if not settings.keys() >= set(ADAM) or algorithm.phase(1).begin is not from_global:
             raise ValueError(
                 f"{algorithm.name} does not take the paper's Adam steps: leave out train="
             )
@@ -174,6 +174,8 @@ def trained(
 
 
 ADAM = ("lr", "beta1", "beta2", "eps")
+CLIP = "clip"
+"""A setting of Adam that only some methods have."""
 
 
 def own_steps(
