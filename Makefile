@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 .PHONY: help run test check docs environment clean
 
 help:
-	@echo "make run    train a federation on handwritten digits, about a minute"
+	@echo "make run    train a federation on handwritten digits, a minute or two"
 	@echo "make test   lint, type-check and test everything"
 	@echo "make docs   build the documentation into site/"
 	@echo "make clean  remove the environment and everything that was built"

@@ -139,7 +139,7 @@ def test_a_line_has_the_papers_figure_beside_it(here):
     words = ["--task", "cnn-fashion-mnist", "--setting", "iid", "--rounds", "1", "--seeds", "1"]
     chosen = ["--methods", "fedadam-ssm,onebit-adam,fedsgd"]
     assert main(["reproduce", "table1", *words, *chosen]) == 0
-    found = json.loads((here / "reproduce" / "results" / "table1.json").read_text())
+    found = json.loads((here / "runs" / "reproduce" / "results" / "table1.json").read_text())
     about = {x["method"]: (x["in_paper"], x["paper_mibit"], x["paper_ratio"]) for x in found}
     assert about == {
         "fedadam-ssm": (True, 8.15, 1.0),

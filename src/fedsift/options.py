@@ -54,7 +54,7 @@ OPTIONS: dict[str, list[Option]] = {
         ("down-density", float, "sift: the share of coordinates that the server sends, in (0, 1]."),
         ("decay", float, "sift, SparseLoCo: how much of what was not sent is kept, in [0, 1]."),
         ("momentum", float, "sift: the server's momentum, in [0, 1)."),
-        ("clip", float, "sift: the most that a gradient's norm may be; 0: anything."),
+        ("clip", float, "sift: the most that a gradient's norm may be; 0: no clipping."),
         ("outer-lr", float, "SparseLoCo: the server's learning rate."),
         ("correction", float, "FedAdamW: α, how much of the last global update is taken again."),
         ("weight-decay", float, "FedAdamW: λ, the decoupled decay of the weights."),

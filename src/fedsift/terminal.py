@@ -212,9 +212,9 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         f"{number_of(summary['rounds'], 'round')}, data {summary['partition']}",
         "final accuracy": percent(summary["final_accuracy"]),
         "best accuracy": percent(summary["best_accuracy"]),
-        "uplink a client": f"{summary['uplink_bytes'] / 1e6:.2f} MB sent; "
+        "uplink a client": f"{size(summary['uplink_bytes'])} sent; "
         f"{summary['uplink_bits_paper'] / MIBIT:.2f} Mibit by the paper's formula",
-        "downlink a client": f"{summary['downlink_bytes'] / 1e6:.2f} MB",
+        "downlink a client": size(summary["downlink_bytes"]),
         "time": f"{summary['seconds']:.2f} s, {summary['seconds_per_round']:.2f} s a round",
     }
     if summary.get("rejected"):
@@ -296,6 +296,15 @@ def part_rows(part: PartHeader, d: int) -> Iterator[tuple[str, ...]]:
     for role, coder, size in zip(part.roles, part.coders, part.value_bytes, strict=True):
         form = ", entropy" if size < coder.size(part.k) else ""
         yield role.upper(), coder.name + form, f"{part.k:,}", f"{size:,}", each(size), ""
+
+
+def size(x: float) -> str:
+    """Bytes in a unit that suits them.
+
+    >>> size(1_234_567), size(4_321)
+    ('1.23 MB', '4.3 kB')
+    """
+    return f"{x / 1e6:.2f} MB" if x >= 1e5 else f"{x / 1e3:.1f} kB"
 
 
 def percent(x: float | None) -> str:

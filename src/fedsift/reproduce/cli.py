@@ -18,7 +18,7 @@ from fedsift.options import DataDir, path
 from fedsift.reproduce.pins import PINS, Pin, Planned, Wanted, plan, read
 from fedsift.reproduce.runner import carry_out, to_do
 from fedsift.simulation import Record
-from fedsift.terminal import err, percent, plain_table, user_input
+from fedsift.terminal import err, plain_table, user_input
 from fedsift.terminal import out as console
 
 
@@ -41,7 +41,7 @@ def reproduce(
     methods: Annotated[
         str | None, option("--methods", "Only these, separated by commas.", "all of the pin")
     ] = None,
-    seeds: Annotated[int, option("--seeds", "Repeat with seeds 0, 1, …")] = 3,
+    seeds: Annotated[int, option("--seeds", "Repeat with seeds 0, 1, …; one with --quick.")] = 3,
     rounds: Annotated[int | None, option("--rounds", "Rounds of every run.", "as pinned")] = None,
     quick: Annotated[bool, option("--quick", "A small version, minutes on two cores.")] = False,
     stop_at_target: Annotated[
@@ -61,7 +61,7 @@ def reproduce(
         option(
             "--results",
             "Folder of the results.",
-            "reproduce/results, or runs/quick/results",
+            "results, in the folder of the runs",
             parser=path,
         ),
     ] = None,
@@ -81,9 +81,9 @@ def reproduce(
     * `fedsift reproduce fig5 --task vgg11-cifar10 --seeds 1 --device cuda --precision tf32`
     """
     chosen = tuple(filter(None, (methods or "").split(",")))
-    wanted = Wanted(task, setting, chosen, 1 if quick else seeds, rounds, quick, device, precision)
+    seeds = min(seeds, 1) if quick else seeds
+    wanted = Wanted(task, setting, chosen, seeds, rounds, quick, device, precision)
     runs = out or Path("runs/quick" if quick else "runs/reproduce")
-    made = results or Path("runs/quick/results" if quick else "reproduce/results")
     with user_input():
         use_data_folder(data_dir)
         pin = Pin.of(name)
@@ -91,7 +91,7 @@ def reproduce(
         if not no_run:
             say = lambda line: err.print(line, highlight=False)  # noqa: E731
             play(pin, to_do(pin, wanted, runs, stop_at_target, say), runs, stop_at_target)
-        show(pin, wanted, runs, made)
+        show(pin, wanted, runs, results or runs / "results")
 
 
 def play(pin: Pin, todo: Sequence[Planned], out: Path, stop_at_target: bool) -> None:
@@ -115,7 +115,7 @@ def play(pin: Pin, todo: Sequence[Planned], out: Path, stop_at_target: bool) -> 
 
 
 def show(pin: Pin, wanted: Wanted, out: Path, results: Path) -> None:
-    """Make the results, print the table, name the files."""
+    """Make the results of all runs that are there, print the asked-for tables, name the files."""
     from fedsift.reproduce.make import make  # here, as matplotlib takes a second
 
     paths = list(make(pin, wanted, out, results))
@@ -123,6 +123,9 @@ def show(pin: Pin, wanted: Wanted, out: Path, results: Path) -> None:
         raise ValueError(f"there is no run of {pin.name} in {out}")
     if pin.kind != "updates":
         lines = json.loads((results / f"{pin.name}.json").read_text(encoding="utf-8"))
+        lines = [line for line in lines if is_asked_for(line, wanted, pin.kind == "settings")]
+        if not lines:
+            raise ValueError(f"there is no such run of {pin.name} in {out}")
         shown = traffic_table if pin.kind == "traffic" else table
         for (task, setting), own in groupby(lines, lambda line: (line["task"], line["setting"])):
             console.print(shown(list(own), f"{task}, {setting}"))
@@ -130,12 +133,21 @@ def show(pin: Pin, wanted: Wanted, out: Path, results: Path) -> None:
         print(file)
 
 
+def is_asked_for(line: dict[str, Any], wanted: Wanted, has_all_settings: bool = False) -> bool:
+    """Whether a line is of a task and setting that were named, if any were.
+
+    >>> is_asked_for({"task": "char-lm", "setting": "iid"}, Wanted(task="char-lm,other"))
+    True
+    """
+    setting = None if has_all_settings else wanted.setting
+    is_task = wanted.task is None or line["task"] in wanted.task.split(",")
+    return is_task and setting in (None, line["setting"])
+
+
 def table(lines: Sequence[dict[str, Any]], title: str) -> Table:
     """The paper's Table 1 for one task and setting, with the paper's own figures."""
     shown = plain_table(f"{title}: Mibit a client to {100 * lines[0]['target']:.1f} %")
-    for heading in ("method", "Mibit", "ratio", "seeds", "rounds", "paper", "ratio", "best"):
-        first = heading == "method"
-        shown.add_column(heading, justify="left" if first else "right", no_wrap=first)
+    add_columns(shown, ("method", "Mibit", "ratio", "seeds", "rounds", "paper", "ratio", "best %"))
     for line in lines:
         reached = f"{line['reached']}/{len(line['seeds'])}"
         ours = number(line["mibit"], "∞")
@@ -143,9 +155,18 @@ def table(lines: Sequence[dict[str, Any]], title: str) -> Table:
         ratios = [number(line[key], "", "×") for key in ("ratio", "paper_ratio")]
         made = (reached, str(line["rounds"]), theirs)
         shown.add_row(
-            line["method"], ours, ratios[0], *made, ratios[1], percent(line["best_accuracy"])
+            line["method"], ours, ratios[0], *made, ratios[1], f"{100 * line['best_accuracy']:.2f}"
         )
     return shown
+
+
+def add_columns(table: Table, headings: Sequence[str]) -> None:
+    """The first may be broken where there is too little room, but never a number."""
+    for heading in headings:
+        first = heading == headings[0]
+        table.add_column(
+            heading, justify="left" if first else "right", no_wrap=not first, overflow="fold"
+        )
 
 
 TRAFFIC = ("method", "MB up", "ratio", "down", "up + down", "ratio", "best", "final")
@@ -157,9 +178,7 @@ def traffic_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
         f"{title}: megabytes a client to {100 * lines[0]['target']['accuracy']:.1f} %\n"
         "and, below it, to FedAdam's best; ratio: against FedAdam-SSM in the paper's format"
     )
-    for heading in TRAFFIC:
-        first = heading == "method"
-        shown.add_column(heading, justify="left" if first else "right", no_wrap=first)
+    add_columns(shown, TRAFFIC)
     for line in lines:
         accuracies = [spread(line[key], 100) for key in ("best_accuracy", "final_accuracy")]
         shown.add_row(line["method"], *traffic_cells(line["target"]), *accuracies)
@@ -192,9 +211,9 @@ def spread(x: dict[str, float | None], unit: float = 1.0) -> str:
 
 
 def number(x: float | None, otherwise: str, unit: str = "") -> str:
-    """To two decimals.
+    """To two decimals, from a thousand on to whole numbers.
 
-    >>> number(2.944, "∞", "×"), number(None, "∞")
-    ('2.94×', '∞')
+    >>> number(2.944, "∞", "×"), number(18559.3, ""), number(None, "∞")
+    ('2.94×', '18559', '∞')
     """
-    return otherwise if x is None else f"{x:.2f}{unit}"
+    return otherwise if x is None else f"{x:.{2 if x < 1000 else 0}f}{unit}"
