@@ -520,6 +520,12 @@ def test_the_data_folder_can_be_given_on_the_command_line(how, here, capsys, mon
     refused(words[how], capsys, "there is no there/cifar-10-batches-bin")
 
 
+def test_a_file_is_no_folder_for_a_run(here, capsys):
+    (here / "a.txt").touch()
+    words = ["run", "--clients", "3", "--rounds", "1", "--out", "a.txt"]
+    refused(words, capsys, "a.txt is a file; name a folder")
+
+
 def test_a_folder_that_holds_another_run_is_refused_and_kept_as_it_is(quick_run, here, capsys):
     before = files_under(quick_run)
     words = ["run", *QUICK, "--out", str(quick_run)]

@@ -546,6 +546,18 @@ def test_the_runs_need_nothing_but_the_core(here):
     assert main(["reproduce", "table1", "--quick", "--no-run", "--out", "there"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "phrase"),
+    [
+        (["table1", "--task", "char-lm"], "'char-lm' is no task of this one; choose one of: cnn-"),
+        (["table1", "--quick", "--seeds", "0"], "seeds must be at least 1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words, phrase, here, capsys):
+    assert main(["reproduce", *words]) == 2
+    assert phrase in capsys.readouterr().err
+
+
 def test_the_core_command_refuses_bad_input_in_its_own_words(here, capsys):
     with pytest.raises(SystemExit) as end:
         core_main(["fig2", "--task", "cnn"])

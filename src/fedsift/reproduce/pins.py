@@ -116,7 +116,11 @@ def _chosen(what: str, names: str | None, known: tuple[str, ...]) -> tuple[str, 
     chosen = known if names is None else tuple(names.split(","))
     for name in chosen:
         if name not in known:
-            raise ValueError(f"unknown {what} {name!r}; choose one of: {', '.join(known)}")
+            is_elsewhere = what == "task" and name in read("tasks")["tasks"]
+            problem = (
+                f"{name!r} is no task of this one" if is_elsewhere else f"unknown {what} {name!r}"
+            )
+            raise ValueError(f"{problem}; choose one of: {', '.join(known)}")
     return chosen
 
 

@@ -82,6 +82,8 @@ class RunFolder:
         """A new run's folder; refuses one that holds a run."""
         folder = cls(path)
         folder.require_free()  # here, lest a lock is left in a folder that is refused
+        if path.is_file():
+            raise ConfigError(f"{path} is a file; name a folder")
         try:
             path.mkdir(parents=True, exist_ok=True)
             with folder.locked():
