@@ -154,9 +154,9 @@ def table(lines: Sequence[dict[str, Any]], title: str) -> Table:
         theirs = number(line["paper_mibit"], "∞" if line["in_paper"] else "–")
         ratios = [number(line[key], "", "×") for key in ("ratio", "paper_ratio")]
         made = (reached, str(line["rounds"]), theirs)
-        shown.add_row(
-            line["method"], ours, ratios[0], *made, ratios[1], f"{100 * line['best_accuracy']:.2f}"
-        )
+        best = line["best_accuracy"]
+        in_percent = number(None if best is None else 100 * best, "–")
+        shown.add_row(line["method"], ours, ratios[0], *made, ratios[1], in_percent)
     return shown
 
 
