@@ -551,7 +551,7 @@ def sift(
             dW_hats.append(sent_w)
             dV_hats.append(sent_v)
         velocity = momentum * velocity + weighted_mean(dW_hats, weights)
-        step_w = velocity + residual_w
+        step_w = momentum * velocity + weighted_mean(dW_hats, weights) + residual_w
         step_v = weighted_mean(dV_hats, weights) + residual_v
         sent_w, sent_v = sifted(step_w, step_v, down)
         residual_w, residual_v = step_w - sent_w, step_v - sent_v

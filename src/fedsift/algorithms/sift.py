@@ -6,8 +6,9 @@ This project's own method. It keeps FedAdam-SSM's shared mask and changes what i
   the largest coordinates of the sum in a few bits each.
 - ΔV travels under the same mask, in logarithmic codes. M does not travel at all: its half-life of
   a few steps is shorter than a round, and so every round starts with M = 0.
-- The server has momentum instead, which costs no bits. It does with its step what the clients do
-  with their updates, so that the downlink is sparse, too.
+- The server has momentum instead, Nesterov's, which costs no bits. It does with its step what the
+  clients do with their updates, so that the downlink is sparse, too.
+- Gradients have a bounded norm, so that one learning rate suits networks of all kinds.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def sift(
     decay: float = 0.95,
     bits: int = 4,
     momentum: float = 0.5,
-    clip: float = 0.0,
+    clip: float = 1.0,
     local_steps: int = 30,
     lr: float = 1e-3,
     beta1: float = 0.9,
@@ -59,7 +60,8 @@ def sift(
 
     def broadcast(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
         velocity = momentum * memory["velocity"] + mean.w
-        w, v = velocity + memory["residual"], mean.v + memory["residual_v"]
+        ahead = momentum * velocity + mean.w  # where the next round's velocity would lead
+        w, v = ahead + memory["residual"], mean.v + memory["residual_v"]
         parts, (of_w, of_v) = sifted(w, v, kept(down_density, context.d), bits)
         return parts, {"velocity": velocity, "residual": of_w, "residual_v": of_v}
 
