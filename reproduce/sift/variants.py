@@ -106,7 +106,7 @@ def sift_variant(
     whole_steps: int = 0,
     momentum: float = 0.5,
     nesterov: int = 1,
-    clip: float = 3.0,
+    clip: float = 4.0,
     local_steps: int = 30,
     lr: float = 1e-3,
     beta1: float = 0.9,

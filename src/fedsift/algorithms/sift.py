@@ -36,7 +36,7 @@ def sift(
     decay: float = 0.95,
     bits: int = 4,
     momentum: float = 0.5,
-    clip: float = 3.0,
+    clip: float = 4.0,
     local_steps: int = 30,
     lr: float = 1e-3,
     beta1: float = 0.9,
