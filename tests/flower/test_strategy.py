@@ -390,10 +390,11 @@ def test_a_loop_of_one_s_own_trains_by_the_paper_s_adam(place):
         torch.testing.assert_close(own, built_in, rtol=1e-5, atol=1e-7)
 
 
-def test_a_loop_of_one_s_own_needs_a_method_with_adam_steps(place):
-    grid = place.grid(EFFICIENT, train=lambda *_: 0.0)
+@pytest.mark.parametrize("algorithm", [EFFICIENT, fedsift.algorithms.onebit_adam()], ids=str)
+def test_a_loop_of_one_s_own_needs_a_method_with_adam_steps(place, algorithm):
+    grid = place.grid(algorithm, train=lambda *_: 0.0)
     with pytest.raises(TooFewClients, match="does not take the paper's Adam steps"):
-        start(place.strategy(EFFICIENT), grid, 1)
+        start(place.strategy(algorithm), grid, 1)
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])

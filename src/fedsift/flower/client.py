@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ from flwr.clientapp import ClientApp
 from flwr.supercore import log
 from torch import nn
 
-from fedsift.algorithms.method import Algorithm, Memory, from_global, zeros
+from fedsift.adam import adam_step, clipped_adam_step
+from fedsift.algorithms.method import Algorithm, Memory, Phase, from_global, zeros
 from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits
@@ -137,12 +139,11 @@ class Work:
         """How the model is trained: by the algorithm, or by the user's own loop."""
         if self.train is None:
             return local_steps
-        settings = {k: v for k, v in algorithm.settings.items() if k in (*ADAM, CLIP)}
-        if not settings.keys() >= set(ADAM) or algorithm.phase(1).begin is not from_global:
+        if not all(takes_adam_steps(algorithm.phase(round)) for round in (1, sys.maxsize)):
             raise ValueError(
                 f"{algorithm.name} does not take the paper's Adam steps: leave out train="
             )
-        return partial(own_steps, self.train, settings, config)
+        return partial(own_steps, self.train, config)
 
 
 def place_of(context: Context) -> tuple[int, int]:
@@ -173,26 +174,24 @@ def trained(
     return result.loss, frame, replace(kept, memories=memories)
 
 
-ADAM = ("lr", "beta1", "beta2", "eps")
-CLIP = "clip"
-"""A setting of Adam that only some methods have."""
+def takes_adam_steps(phase: Phase) -> bool:
+    """Whether local training is what :class:`fedsift.Adam` does, from the global moments."""
+    step = phase.step
+    is_adam = isinstance(step, partial) and step.func in (adam_step, clipped_adam_step)
+    return is_adam and phase.begin is from_global
 
 
 def own_steps(
-    train: Train,
-    settings: dict[str, float],
-    config: ConfigRecord,
-    task: Task,
-    job: Job,
-    client: int,
-    x: Moments,
+    train: Train, config: ConfigRecord, task: Task, job: Job, client: int, x: Moments
 ) -> tuple[Moments, float]:
     """Local training by the user's loop, which moves W, M and V by a fedsift.Adam."""
     from fedsift.optim import Adam
 
+    assert isinstance(job.phase.step, partial)
     task.layout.write(x.w[0], task.model)
     task.model.train()
-    optimizer = Adam((p for p in task.model.parameters() if p.requires_grad), **settings)
+    trained = (p for p in task.model.parameters() if p.requires_grad)
+    optimizer = Adam(trained, **job.phase.step.keywords)
     optimizer.load_moments(x.m[0], x.v[0])
     loss = train(task.model, optimizer, task.clients[client], config)
     end = Moments(task.layout.read(task.model), *optimizer.moments())
