@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedsift import algorithms
+from fedsift.adam import adam_step
 from fedsift.engine import Ranks, Reference, Stacked, ranks
 from fedsift.engine.message import WorkerDied
 from fedsift.engine.steps import ByStreams, ByVmap, Work, can_vmap
@@ -83,6 +85,18 @@ def test_ranks_are_the_reference_bit_for_bit(name, processes):
             assert torch.equal(ours.client_memory[n][key], x)
     if parallel.engine.processes > 1:  # beside a GPU, a process that trained cannot be forked
         assert len(parallel.engine.crew.processes) == processes
+
+
+def test_steps_of_earlier_rounds_are_not_kept():
+    fed = federation(participation=1.0, dropout=0.0)
+
+    def phase(round):  # a schedule makes a step of its own for every round
+        step = partial(adam_step, lr=0.1 / round, beta1=0.9, beta2=0.999, eps=1e-6)
+        return replace(fed.algorithm.phase(round), step=step)
+
+    engine = Stacked(fed.task, fed.algorithm)
+    rounds(replace(fed, algorithm=replace(fed.algorithm, phase=phase), engine=engine))
+    assert len(engine.captured) == 1
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -19,7 +19,7 @@ from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, zeros
 from fedsift.codec.errors import FrameError, NotFiniteError
 from fedsift.codec.frame import Spec, decode, encoded_size, state_hash
 from fedsift.codec.limits import Limits, Shape, shape_of
-from fedsift.codec.update import Parts, Sum, Update, add_parts, dense, moments
+from fedsift.codec.update import ROLES, Parts, Sum, Update, add_parts, dense, moments
 from fedsift.codec.wire import Wire, counted
 from fedsift.engine.task import (
     ClientResult,
@@ -171,7 +171,7 @@ class Federation:
     def opened(self, reply: Received, limits: Limits) -> Update:
         """What a client elsewhere has sent, or a :class:`FrameError`."""
         most = self.task.batch_size or self.most_samples
-        limits = replace(limits, client=reply.client, max_weight=most)
+        limits = replace(limits, client=reply.client, min_weight=1, max_weight=most)
         return decode(reply.frame, self.task.layout, limits)
 
     def expected_shape(self, job: Job) -> Shape:
@@ -250,7 +250,7 @@ class Inbox:
     def loss(self) -> float | None:
         """The mean of the losses that merged clients tell of, as far as they are numbers."""
         told = [loss for loss in self.losses if math.isfinite(loss)]
-        return sum(told) / len(told) if told else None
+        return sum(loss / len(told) for loss in told) if told else None
 
     @property
     def sent(self) -> int:
@@ -336,10 +336,12 @@ def whole(state: Moments) -> Update:
 
 
 def state_of(update: Update, layout: Layout) -> Moments:
-    """The state that :func:`whole` was made of."""
-    state = Moments(*(torch.zeros(layout.d, dtype=layout.dtype) for _ in range(3)))
-    add_parts(state, update.parts)
-    return state
+    """The state that :func:`whole` was made of, to the sign of its zeros."""
+    if any(part.indices is not None for part in update.parts):
+        raise FrameError("a whole state leaves no coordinate out")
+    found = {role: coded.restore()[0] for p in update.parts for role, coded in p.values.items()}
+    zero = torch.zeros(layout.d, dtype=layout.dtype)
+    return Moments(*(found.get(role, zero).to(layout.dtype, copy=True) for role in ROLES))
 
 
 def apply_broadcast(phase: Phase, state: Moments, parts: Parts) -> tuple[Moments, int]:

@@ -229,14 +229,23 @@ def record_of(
     """A round's line of metrics.jsonl; traffic and seconds are totals so far."""
     return {
         "round": snapshot.round,
-        "accuracy": accuracy,
-        "loss": loss if loss is None or math.isfinite(loss) else None,
+        "accuracy": finite_or_none(accuracy),
+        "loss": finite_or_none(loss),
         **asdict(happened),
         "uplink_bits_paper": snapshot.traffic.uplink_bits_paper,
         "uplink_bytes": snapshot.traffic.uplink_bytes,
         "downlink_bytes": snapshot.traffic.downlink_bytes,
         "seconds": seconds,
     }
+
+
+def finite_or_none(x: float | None) -> float | None:
+    """A number that JSON has, or None.
+
+    >>> finite_or_none(0.5), finite_or_none(math.nan)
+    (0.5, None)
+    """
+    return x if x is not None and math.isfinite(x) else None
 
 
 def _to(pair: Data, device: str | torch.device) -> tuple[Tensor, Tensor]:

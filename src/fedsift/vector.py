@@ -110,7 +110,7 @@ class Layout:
         clients = vector.shape[:-1]
         parts = torch.split(vector, list(self.sizes), dim=-1)
         shaped = zip(self.names, self.shapes, parts, strict=True)
-        return {name: part.view(*clients, *shape) for name, shape, part in shaped}
+        return {name: part.view((*clients, *shape)) for name, shape, part in shaped}
 
     def read(self, model: nn.Module) -> Tensor:
         """A copy of the model's parameters as one vector."""

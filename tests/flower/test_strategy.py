@@ -14,13 +14,18 @@ from torch import nn
 import fedsift
 from fedsift import algorithms
 from fedsift.adam import adam_step, clipped
-from fedsift.algorithms import METHODS, settings_of
+from fedsift.algorithms import METHODS, Algorithm, find, settings_of
+from fedsift.codec.frame import Spec, decode, encode
+from fedsift.codec.header import read_header
+from fedsift.codec.update import Update
 from fedsift.federation import TooFewClients
-from fedsift.flower import FedSift, client_app, exchange
+from fedsift.flower import FedSift, arrays_of, client_app, exchange
 from fedsift.flower.client import deadline
 from fedsift.flower.protocol import Answer, Malformed, packed
 from fedsift.flower.store import Kept, Store
-from fedsift.runs.config import ConfigError
+from fedsift.runs import federation_of
+from fedsift.runs.config import ConfigError, RunConfig
+from fedsift.simulation import first, play
 from fedsift.vector import Layout, Moments
 
 CLIENTS, SEED = 5, 2
@@ -53,8 +58,8 @@ class Place:
     def __init__(self, path):
         self.path = path
 
-    def grid(self, algorithm=SSM, clients=CLIENTS, **options):
-        app = client_app(make_model, load_data, algorithm, state_dir=self.path / "state", **options)
+    def grid(self, algorithm=SSM, clients=CLIENTS, model=make_model, **options):
+        app = client_app(model, load_data, algorithm, state_dir=self.path / "state", **options)
         return InlineGrid(InlineNode(app, n, clients) for n in range(clients))
 
     def strategy(self, algorithm=SSM, clients=CLIENTS, **options):
@@ -66,9 +71,8 @@ class Place:
         return [json.loads(line) for line in lines]
 
 
-def start(strategy, grid, rounds, timeout=60.0, **options):
-    arrays = ArrayRecord({n: Array(p.detach()) for n, p in make_model().named_parameters()})
-    return strategy.start(grid, arrays, rounds, timeout, **options)
+def start(strategy, grid, rounds, timeout=60.0, model=make_model, **options):
+    return strategy.start(grid, arrays_of(model()), rounds, timeout, **options)
 
 
 def simulated(algorithm, rounds, **options):
@@ -92,6 +96,52 @@ def test_every_method_ends_with_the_simulation_s_bits(name, place):
     assert [r["uplink_bytes"] for r in place.history()] == [
         pytest.approx(r["uplink_bytes"]) for r in result.history
     ]
+
+
+def pruned():
+    model = make_model()
+    with torch.no_grad():
+        model[0].weight.mul_(model[0].weight.abs() > 0.1)
+    assert (model[0].weight.signbit() & (model[0].weight == 0)).any()
+    return model
+
+
+def frozen():
+    model = make_model()
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("model", [pruned, frozen])
+def test_a_model_may_have_negative_zeros_or_frozen_parameters(place, model):
+    strategy = place.strategy()
+    start(strategy, place.grid(model=model), 2, model=model)
+    clients = [load_data(n, CLIENTS) for n in range(CLIENTS)]
+    result = fedsift.simulate(model(), clients, algorithm=SSM, rounds=2, batch_size=8, seed=SEED)
+    assert_same_bits(strategy.snapshot.state, result.state)
+
+
+def test_all_parameters_of_a_model_with_frozen_ones_are_refused_with_advice(place):
+    arrays = ArrayRecord(frozen().state_dict())
+    with pytest.raises(TooFewClients, match=r"arrays_of\(model\)"):
+        place.strategy().start(place.grid(model=frozen), arrays, 1, 60.0)
+
+
+def test_the_demo_s_clients_train_as_the_simulation_does(place, monkeypatch):
+    from fedsift.flower.demo import client
+
+    monkeypatch.setenv("FLWR_HOME", str(place.path))
+    words = {"clients": 3, "local_steps": 3, "algorithm": "fedadam", "model": "small-cnn"}
+    config = RunConfig.from_values({**words, "dataset": "digits"})
+    fed = federation_of(config)
+    *_, (expected, _) = play(fed, first(fed), 2)
+    app = client()
+    nodes = [InlineNode(app, n, 3) for n in range(3)]
+    grid = InlineGrid(nodes, run_config={**config.flat(), "out": "not used"})
+    options = {"batch_size": config.batch_size, "seed": config.seed}
+    strategy = place.strategy(config.make_algorithm(), 3, **options)
+    strategy.start(grid, arrays_of(fed.task.model), 2, 60.0)
+    assert_same_bits(strategy.snapshot.state, expected.state)
 
 
 def test_the_result_and_the_records_are_those_of_a_strategy(place):
@@ -276,6 +326,32 @@ def lie(**words):
     return say
 
 
+def test_losses_that_no_sum_can_hold_are_still_told(place):
+    grid = evil(place.grid(), lie(loss=1.7e308), nodes=(100, 101))
+    start(place.strategy(), grid, 1)
+    assert place.history()[0]["train_loss"] == pytest.approx(2 / CLIENTS * 1.7e308)
+
+
+def test_a_weight_that_no_batch_has_is_a_problem_of_its_client_alone(place):
+    layout = Layout.of(make_model())
+
+    def say(answer):
+        update = decode(answer.frame, layout)
+        header = read_header(answer.frame)[0]
+        spec = Spec(layout, SSM.name, 1, answer.client, header.run, header.base)
+        frame = encode(Update(update.parts, (1e-300,)), spec)
+        return replace(answer, frame=frame).records()
+
+    start(place.strategy(), evil(place.grid(), say), 1)
+    assert place.history()[0]["problems"] == {"0": "weight 1e-300 is outside [1, 8]"}
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_has_a_sample(place, batch_size):
+    with pytest.raises(ValueError, match="batch_size must be at least 1, or None for all"):
+        place.strategy(batch_size=batch_size)
+
+
 def test_an_empty_frame_is_a_problem_of_its_client_alone(place):
     strategy, grid = place.strategy(), place.grid()
     start(strategy, grid, 1)
@@ -390,7 +466,24 @@ def test_a_loop_of_one_s_own_trains_by_the_paper_s_adam(place):
         torch.testing.assert_close(own, built_in, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("algorithm", [EFFICIENT, fedsift.algorithms.onebit_adam()], ids=str)
+def adam_and_sgd():
+    """A method that takes other steps from the second round on to the fifth."""
+    adam, sgd = (find(name)(local_steps=2).phase(1) for name in ("fedadam", "fedsgd"))
+    phase = {True: sgd, False: replace(adam, send=sgd.send)}
+    return Algorithm(lambda round: phase[2 <= round <= 5], name="adam-and-sgd")
+
+
+def test_a_loop_of_one_s_own_ends_where_the_method_takes_other_steps(place, monkeypatch):
+    method = adam_and_sgd()
+    monkeypatch.setitem(METHODS, method.name, adam_and_sgd)
+    grid = place.grid(method, train=lambda *_: 0.0)
+    strategy = place.strategy(method)
+    start(strategy, grid, 1)
+    with pytest.raises(TooFewClients, match="does not take the paper's Adam steps"):
+        start(strategy, grid, 2)
+
+
+@pytest.mark.parametrize("algorithm", [EFFICIENT, algorithms.onebit_adam()], ids=str)
 def test_a_loop_of_one_s_own_needs_a_method_with_adam_steps(place, algorithm):
     grid = place.grid(algorithm, train=lambda *_: 0.0)
     with pytest.raises(TooFewClients, match="does not take the paper's Adam steps"):

@@ -75,8 +75,11 @@ class Header:
         for name, value in expected.items():
             if value is not None and getattr(self, name) != value:
                 raise FrameError(f"wrong {name}: {getattr(self, name)!r}, expected {value!r}")
-        if not 0 < self.weight <= limits.max_weight or math.isinf(self.weight):
-            raise FrameError(f"weight {self.weight} is outside (0, {limits.max_weight}]")
+        if not 0 < self.weight < math.inf:
+            raise FrameError(f"weight {self.weight} is not a positive number")
+        least, most = limits.min_weight, limits.max_weight
+        if not least <= self.weight <= most:
+            raise FrameError(f"weight {self.weight} is outside [{least}, {most}]")
         roles = [role for part in self.parts for role in part.roles]
         if len(roles) != len(set(roles)):
             raise FrameError("a role is sent twice")

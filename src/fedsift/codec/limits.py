@@ -27,6 +27,7 @@ class Limits:
     client: int | None = None
     shape: Shape | None = None
     weight: float | None = None
+    min_weight: float = 0.0
     max_weight: float = float("inf")
     max_abs: float = 1e6
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 
 from fedsift.engine import native
@@ -41,14 +42,51 @@ def batch_last(model: nn.Module) -> bool:
         return False
     if any(map(has_hooks, model.modules())) or native.load() is None:
         return False
-    for sequence in sequences:
-        join_pools(sequence)
+    if calls_only_whole(model, sequences):
+        for sequence in sequences:
+            join_pools(sequence)
     for module in model.modules():
         if type(module) is nn.Conv2d:
             module.__class__ = BatchLastConv2d
         elif kind(module) == "pool":
             module.__class__ = BatchLastMaxPool2d
     return True
+
+
+def calls_only_whole(model: nn.Module, sequences: Sequence[nn.Sequential]) -> bool:
+    """Whether only the sequences themselves call their layers, as far as it can be told.
+
+    >>> layers = nn.Sequential(nn.Conv2d(1, 1, 3), nn.MaxPool2d(2))
+    >>> calls_only_whole(layers, [layers])
+    True
+    """
+    tracer = Callers(model)
+    try:
+        tracer.trace(model)
+    except Exception:  # a model may do anything in its forward pass
+        return False
+    homes = {layer: [s for s in sequences if layer in set(s)] for s in sequences for layer in s}
+    return all(caller in homes.get(layer, [caller]) for caller, layer in tracer.calls)
+
+
+class Callers(fx.Tracer):
+    """Follows a model's forward pass, and notes which module calls which."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inside = [model]
+        self.calls: list[tuple[nn.Module, nn.Module]] = []
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """Note the call, and follow it."""
+        self.calls.append((self.inside[-1], m))
+        self.inside.append(m)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        finally:
+            self.inside.pop()
 
 
 def join_pools(sequence: nn.Sequential) -> None:

@@ -9,13 +9,12 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.func import functional_call
+from torch import Tensor, nn
 
 from fedsift.algorithms.method import Context
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.update import Update
-from fedsift.engine.batchlast import batch_last
+from fedsift.engine.batchlast import LANES, batch_last
 from fedsift.engine.fused import fused
 from fedsift.engine.program import program_of, stages_of, takes
 from fedsift.engine.task import ClientResult, Data, Diverged, Job, Task, finite
@@ -69,13 +68,20 @@ class Trainer:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.model = copy.deepcopy(task.model)
-        self.w = task.layout.read(self.model)
+        self.w = task.layout.read(task.model)
         self.gradient = torch.zeros_like(self.w)
-        task.layout.bind(self.model, self.w, self.gradient)
+        self.model = self.bound_model()
         stages = stages_of(self.model, task.loss)
         self.program = lru_cache(maxsize=1)(partial(program_of, stages))
         self.is_batch_last = batch_last(self.model)
+        self.is_channels_last = not self.is_batch_last
+        self.is_settled = False
+
+    def bound_model(self) -> nn.Module:
+        """A copy of the model whose parameters and gradients are the two vectors."""
+        model = copy.deepcopy(self.task.model)
+        self.task.layout.bind(model, self.w, self.gradient)
+        return model
 
     def train(self, job: Job, client: int) -> ClientResult:
         """One client's round."""
@@ -126,8 +132,21 @@ class Trainer:
 
     def forward(self, data: Tensor) -> Tensor:
         """The model's output, images in the memory order that runs fastest."""
-        is_plain_images = data.dim() == 4 and not self.is_batch_last
-        output: Tensor = self.model(channels_last(data) if is_plain_images else data)
+        if not self.is_settled:
+            self.settle(data)
+        return self.call(data)
+
+    def settle(self, data: Tensor) -> None:
+        """Leave memory in its usual order for a model that takes no other."""
+        self.is_settled = True
+        if not runs(self.call, data):
+            self.model = self.bound_model().train(self.model.training)
+            self.is_batch_last = self.is_channels_last = False
+
+    def call(self, data: Tensor) -> Tensor:
+        """The model's output, images in the order that was settled."""
+        is_moved = data.dim() == 4 and self.is_channels_last
+        output: Tensor = self.model(channels_last(data) if is_moved else data)
         return output
 
     @torch.no_grad()
@@ -150,19 +169,21 @@ def channels_last(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last).as_strided(images.shape, strides)
 
 
-def parameters_of(task: Task, w: Tensor) -> dict[str, Tensor]:
-    """The model's named parameters; those of convolutions in the order that runs fastest."""
-    named = task.layout.unflatten(w)
-    fast = torch.channels_last
-    return {n: p.contiguous(memory_format=fast) if p.dim() == 4 else p for n, p in named.items()}
+def runs(call: Callable[[Tensor], object], data: Tensor) -> bool:
+    """Whether a model can be called so: in some orders of memory, its own ``view`` may fail.
 
-
-@torch.no_grad()
-def score_chunk(task: Task, w: Tensor, chunk: int) -> Score:
-    """How weights w do on a chunk of the test set."""
-    data, labels = test_chunk(task, chunk)
-    task.model.eval()
-    return score(task, functional_call(task.model, parameters_of(task, w), (data,)), labels)
+    >>> runs(lambda x: x.view(len(x), -1), torch.zeros(1, 2, 2))
+    True
+    >>> runs(lambda x: x.transpose(1, 2).view(len(x), -1), torch.zeros(1, 2, 2))
+    False
+    """
+    few = data[:1].expand(LANES, *data.shape[1:]).contiguous()
+    try:
+        with torch.no_grad(), torch.random.fork_rng([data.device] if data.is_cuda else []):
+            call(few)
+    except RuntimeError:
+        return False
+    return True
 
 
 def test_chunk(task: Task, chunk: int) -> Data:

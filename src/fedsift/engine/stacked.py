@@ -37,6 +37,8 @@ class Stacked:
 
     def __init__(self, task: Task, algorithm: Algorithm, precision: str = "fp32") -> None:
         self.task, self.algorithm, self.precision = task, algorithm, precision
+        if len({x.shape[1:] for x, _ in task.clients}) > 1:
+            raise ValueError("on a GPU samples must be of one shape: pad them, or choose the CPU")
         self.data = torch.cat([x for x, _ in task.clients])
         labels = torch.cat([y for _, y in task.clients])
         self.work = Work(task, self.data, labels, precision)
@@ -122,6 +124,7 @@ class Stacked:
     def _step_of(self, phase: Phase, clients: int, batch: int) -> StackedStep:
         key = phase.step, clients, batch
         if key not in self.captured:
+            self.captured = {k: v for k, v in self.captured.items() if k[0] is phase.step}
             self.captured[key] = StackedStep(self.work, *key)
         return self.captured[key]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsift.algorithms.method import Step
 from fedsift.engine.fused import fused
-from fedsift.engine.local import parameters_of
+from fedsift.engine.local import runs
 from fedsift.engine.task import Loss, Task
 from fedsift.vector import Moments
 
@@ -65,7 +65,7 @@ class Work:
         last = data.permute(0, 2, 3, 1) if data.dim() == 4 else data
         return last.to(self.format).contiguous()
 
-    def output(self, w: Tensor, data: Tensor) -> Tensor:
+    def output(self, w: Tensor, data: Tensor) -> Any:
         """What the model says of the data with weights w; nothing is kept for a backward pass."""
         if self.network is not None:
             from fedsift.engine.network import Unknown
@@ -75,8 +75,7 @@ class Work:
             except Unknown:
                 pass
         self.task.model.eval()
-        result: Tensor = functional_call(self.task.model, parameters_of(self.task, w), (data,))
-        return result
+        return self.call(self.parameters(w), data)
 
     def output_by_layers(self, network: Network, w: Tensor, data: Tensor) -> Tensor:
         """A stack of one client."""
@@ -88,6 +87,22 @@ class Work:
         weights = order.weights(stack, stack.to(self.format), stack)
         return network(self.channels_last(data)[None], weights)[0].float()
 
+    def call(self, own: dict[str, Tensor], data: Tensor) -> Any:
+        """What the model says with the given parameters, in the number format of the weights."""
+        output = functional_call(self.task.model, own, (data,))
+        return output.to(self.task.layout.dtype) if isinstance(output, Tensor) else output
+
+    def parameters(self, w: Tensor) -> dict[str, Tensor]:
+        """The model's parameters by name; those of convolutions in the order that runs fastest."""
+        named = self.task.layout.unflatten(w)
+        return channels_last(named) if self.takes_channels_last else named
+
+    @cached_property
+    def takes_channels_last(self) -> bool:
+        """Whether the model can be called with its convolutions in that order of memory."""
+        own = channels_last(self.task.layout.unflatten(self.task.layout.read(self.task.model)))
+        return runs(partial(self.call, own), self.data)
+
     @cached_property
     def has_classes(self) -> bool:
         """Whether the loss is the cross-entropy of class labels, none of which is left out."""
@@ -98,6 +113,12 @@ class Work:
     def format(self) -> torch.dtype:
         """The number format of activations and products."""
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+
+def channels_last(named: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters by name, those of convolutions with their channels last in memory."""
+    fast = torch.channels_last
+    return {n: p.contiguous(memory_format=fast) if p.dim() == 4 else p for n, p in named.items()}
 
 
 class Stack:
@@ -272,9 +293,7 @@ class ByVmap(InLayoutsOrder):
 
     def _loss(self, own: dict[str, Tensor], data: Tensor, labels: Tensor) -> Tensor:
         """One client's loss."""
-        task = self.work.task
-        output: Tensor = functional_call(task.model, own, (data,))
-        return task.loss(output.to(task.layout.dtype), labels)
+        return self.work.task.loss(self.work.call(own, data), labels)
 
 
 def can_vmap(work: Work, rows: Tensor) -> bool:
@@ -286,7 +305,7 @@ def can_vmap(work: Work, rows: Tensor) -> bool:
         return False
     try:
         ByVmap(work, 2).gradients(rows[:1].expand(2, -1).contiguous())
-    except RuntimeError:
+    except Exception:  # a model may do anything in its forward pass
         return False
     return True
 
@@ -318,13 +337,14 @@ class ByStreams(InLayoutsOrder):
         task, w = self.work.task, self.stack.x.w[place]
         data = self.work.data.index_select(0, rows)
         labels = self.work.labels.index_select(0, rows)
-        own = {n: p.detach().requires_grad_() for n, p in parameters_of(task, w).items()}
+        own = {n: p.detach().requires_grad_() for n, p in self.work.parameters(w).items()}
         task.model.train()
-        loss = task.loss(functional_call(task.model, own, (data,)).to(w.dtype), labels)
+        loss = task.loss(self.work.call(own, data), labels)
         gradients = torch.autograd.grad(
             loss, tuple(own.values()), allow_unused=True, materialize_grads=True
         )
-        torch.cat([g.reshape(-1) for g in gradients], out=self.stack.gradient[place])
+        flat = [g.to_dense().reshape(-1) if g.is_sparse else g.reshape(-1) for g in gradients]
+        torch.cat(flat, out=self.stack.gradient[place])
         self.stack.loss[place] += loss.detach()
 
 

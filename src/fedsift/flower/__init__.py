@@ -1,8 +1,8 @@
 """fedsift on Flower: the same rounds, carried over real sockets.
 
-``FedSift`` stands where ``FedAvg`` stood in a ServerApp, ``client_app`` makes the ClientApp. Each
-is imported when it is asked for: Flower starts a process for every message, and a client has no use
-for the server's half.
+``FedSift`` stands where ``FedAvg`` stood in a ServerApp, and starts from ``arrays_of`` a model;
+``client_app`` makes the ClientApp. Each is imported when it is asked for: Flower starts a process
+for every message, and a client has no use for the server's half.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedsift.flower.arrays import arrays_of
     from fedsift.flower.client import client_app
     from fedsift.flower.strategy import FedSift
 
-__all__ = ["FedSift", "client_app"]
+__all__ = ["FedSift", "arrays_of", "client_app"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,6 +22,10 @@ def __getattr__(name: str) -> Any:
         from fedsift.flower.client import client_app
 
         return client_app
+    if name == "arrays_of":
+        from fedsift.flower.arrays import arrays_of
+
+        return arrays_of
     if name == "FedSift":
         from fedsift.flower.strategy import FedSift
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from flwr.app import Array, ArrayRecord
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsift.vector import Layout
 
@@ -16,11 +16,17 @@ def flat(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
     if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
         raise ValueError(
             f"initial_arrays must be parameters of one floating-point type, got {dtypes}: give "
-            "ArrayRecord({name: Array(p) for name, p in model.named_parameters()})"
+            "fedsift.flower.arrays_of(model)"
         )
     shapes = tuple(tuple(x.shape) for x in tensors.values())
     layout = Layout(tuple(tensors), shapes, dtypes.pop())
     return layout, layout.flatten(tensors)
+
+
+def arrays_of(model: nn.Module) -> ArrayRecord:
+    """A model's parameters that are trained, to start from: neither buffers nor frozen ones."""
+    layout = Layout.of(model)
+    return named(layout, layout.read(model))
 
 
 def named(layout: Layout, w: Tensor) -> ArrayRecord:

@@ -98,7 +98,8 @@ class Work:
         try:
             with one_thread(), deadline(order.seconds):
                 algorithm = self.make_algorithm(context.run_config)
-                return self.obey(order, algorithm, client, clients, self.steps(algorithm, config))
+                steps = self.steps(algorithm, order.round, config)
+                return self.obey(order, algorithm, client, clients, steps)
         except Exception as problem:
             log(ERROR, "client %s failed in round %s", client, order.round, exc_info=problem)
             return Answer(client, "failed", reason=f"{type(problem).__name__}: {problem}")
@@ -135,11 +136,11 @@ class Work:
         flower = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
         return self.state_dir or flower / "fedsift"
 
-    def steps(self, algorithm: Algorithm, config: ConfigRecord) -> LocalSteps:
+    def steps(self, algorithm: Algorithm, round: int, config: ConfigRecord) -> LocalSteps:
         """How the model is trained: by the algorithm, or by the user's own loop."""
         if self.train is None:
             return local_steps
-        if not all(takes_adam_steps(algorithm.phase(round)) for round in (1, sys.maxsize)):
+        if not all(takes_adam_steps(algorithm.phase(n)) for n in (1, round, sys.maxsize)):
             raise ValueError(
                 f"{algorithm.name} does not take the paper's Adam steps: leave out train="
             )
@@ -203,7 +204,10 @@ def check_run(order: Order, algorithm: Algorithm, layout: Layout) -> None:
     if order.algorithm != repr(algorithm):
         raise ValueError(f"the server runs {order.algorithm}, this client {algorithm!r}")
     if order.run != run_id(layout, algorithm, order.seed, order.batch_size or None):
-        raise ValueError("the server's model has other parameters than this client's")
+        raise ValueError(
+            "the server's model has other parameters than this client's: give the server "
+            "fedsift.flower.arrays_of(model)"
+        )
 
 
 def caught_up(

@@ -7,7 +7,7 @@ from typing import Any
 
 import tomli_w
 import torch
-from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
@@ -48,8 +48,9 @@ def server() -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         from fedsift.data import load
-        from fedsift.engine.local import chunks_of, one_thread, score_chunk, total_score
+        from fedsift.engine import Reference
         from fedsift.engine.task import Elsewhere, Task
+        from fedsift.flower.arrays import arrays_of
         from fedsift.flower.strategy import FedSift
         from fedsift.models import build
         from fedsift.vector import Layout
@@ -60,12 +61,11 @@ def server() -> ServerApp:
         layout = Layout.of(model)
         nowhere = Elsewhere(0, {})
         task = Task(model, dataset.loss, nowhere, dataset.test, None, config.seed, layout)
+        engine = Reference(task)
 
         def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
             w = layout.flatten({n: torch.from_numpy(a.numpy()) for n, a in arrays.items()})
-            with one_thread():
-                scores = [score_chunk(task, w, chunk) for chunk in chunks_of(task)]
-            accuracy, mean = total_score(task, scores)
+            accuracy, mean = engine.evaluate(w)
             return MetricRecord({"accuracy": accuracy or 0.0, "loss": mean or 0.0})
 
         strategy = FedSift(
@@ -81,8 +81,7 @@ def server() -> ServerApp:
             partition=config.partition,
             theta=config.theta,
         )
-        start = ArrayRecord({name: Array(p.detach()) for name, p in model.named_parameters()})
-        strategy.start(grid, start, config.rounds, TIMEOUT_SECONDS, evaluate_fn=evaluate)
+        strategy.start(grid, arrays_of(model), config.rounds, TIMEOUT_SECONDS, evaluate_fn=evaluate)
 
     return app
 
@@ -95,24 +94,23 @@ def client() -> ClientApp:
 
     @app.train()
     def train(message: Any, context: Context) -> Any:
-        from fedsift.data import DATASETS, deal, load, sequence_cross_entropy
+        from fedsift.data import deal, load
         from fedsift.models import build
 
         config = config_of(context)
-        entry = DATASETS[config.dataset]
+        dataset = load(config.dataset)
 
         def share(partition: int, partitions: int) -> Data:
-            dataset = load(config.dataset)
             x, y = dataset.train
             rows = deal(config.partition, dataset.labels, partitions, config.seed, config.theta)
             mine = torch.from_numpy(rows[partition])
             return x[mine], y[mine]
 
         inner = client_app(
-            lambda: build(config.model, entry.shape, config.seed, entry.dtype),
+            lambda: build(config.model, dataset.shape, config.seed, dataset.dtype),
             share,
             config.make_algorithm(),
-            loss=sequence_cross_entropy,
+            loss=dataset.loss,
         )
         return inner(message, context)
 

@@ -85,6 +85,8 @@ class FedSift(Strategy):
     ) -> None:
         if clients < 1:
             raise ValueError(f"clients must be at least 1, got {clients}")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, or None for all, got {batch_size}")
         if not 0 < participation <= 1:
             raise ValueError(f"participation must be in (0, 1], got {participation}")
         if not 0 <= min_clients <= cohort_size(participation, clients):
