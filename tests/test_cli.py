@@ -1,9 +1,11 @@
 """The command line: what a run leaves behind, what is refused, and how a run ends."""
 
+import errno
 import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -23,6 +25,7 @@ from fedsift.bench import Timing
 from fedsift.cli import app, main
 from fedsift.codec.errors import FrameError
 from fedsift.data import DATASETS
+from fedsift.disk import replace_file
 from fedsift.federation import Inbox
 from fedsift.models import MODELS
 from fedsift.runs import RunConfig, RunFolder, federation_of
@@ -556,6 +559,118 @@ def test_a_folder_in_which_nothing_can_be_written_is_refused(here, capsys):
 @pytest.mark.parametrize("name", ["nowhere", "."])
 def test_resume_of_a_folder_without_a_run_is_refused(name, here, capsys):
     refused(["resume", name], capsys, f"{Path(name)} holds no run", "config.toml")
+
+
+OWN = """
+from torch import nn
+
+class Two(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x), x
+
+def five():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+
+def pair():
+    return Two(nn.Flatten(), nn.Linear(64, 10))
+
+def images():
+    return nn.Conv2d(1, 10, 3)
+"""
+
+
+@pytest.mark.parametrize("function", ["five", "pair", "images"])
+def test_an_own_model_whose_output_is_not_for_the_labels_is_refused(
+    function, here, capsys, monkeypatch
+):
+    name = f"own_{function}"  # a module is imported once
+    (here / f"{name}.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(here))
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    try:
+        words = ["run", "--model", f"{name}:{function}", "--out", "out"]
+        refused(words, capsys, f"'{name}:{function}'", "labels from 0 to 9")
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def test_a_run_cannot_be_made_shorter_than_it_is(quick_run, here, capsys):
+    folder = shutil.copytree(quick_run, here / "shorter")
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("rounds = 3", "rounds = 2"))
+    refused(["resume", "shorter"], capsys, "asks for 2 rounds, and 3 are done")
+
+
+def test_a_comparison_does_not_go_into_the_folder_of_a_run(quick_run, here, capsys):
+    shutil.copytree(quick_run, here / "taken")
+    words = ["compare", "--algorithms", "fedadam", "--target", "0.5", *QUICK, "--out", "taken"]
+    refused(words, capsys, "taken holds a run already")
+
+
+def test_what_continues_a_run_can_be_copied_to_a_shell(here):
+    assert RunFolder(here / "two words").command == f"fedsift resume '{here}/two words'"
+
+
+DAMAGE = {
+    "clients without a table": ("clients.json", '{"labels": 3}', True),
+    "clients with ragged rows": ("clients.json", '{"labels": [[1, 2], [3]]}', True),
+    "uploads of words": ("uploads.jsonl", '{"round": 1, "uploads": "x", "bytes": {}}\n', True),
+    "a summary of no object": ("summary.json", "", False),
+    "a summary without its surroundings": ("summary.json", '{"environment": "x"}', False),
+    "metrics that are not numbers": ("metrics.jsonl", '{"round": 1, "accuracy": "x"}\n', False),
+    "metrics that are not whole": ("metrics.jsonl", '{"round": 1}\n', False),
+    "a comparison without a target": ("../compare.csv", "algorithm\nfedadam\n", False),
+    "a target that is no number": ("../compare.csv", "target\nabc\n", False),
+}
+
+
+@pytest.mark.parametrize(("file", "text", "works"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_file_is_named_or_left_out(file, text, works, quick_run, here, capsys):
+    folder = shutil.copytree(quick_run, here / "runs" / "damaged")
+    (folder / file).write_text(text)
+    words = ["report", "runs/damaged", "-o", "report.html"]
+    if works:
+        assert main(words) == 0
+    else:
+        refused(words, capsys, "runs")
+
+
+@pytest.mark.parametrize("place", ["folder", "/dev/null"])
+def test_a_report_replaces_nothing_but_a_file(place, quick_run, here, capsys):
+    (here / "folder").mkdir()
+    assert main(["report", str(quick_run), "-o", place]) == 1
+    assert "is not a file that could be replaced" in capsys.readouterr().err
+    assert files_under(here) == {}
+
+
+def test_a_disk_that_is_full_keeps_no_half_of_a_file(here, monkeypatch):
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fedsift.disk.to_disk", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(here / "report.html", b"...")
+    assert list(here.iterdir()) == []
+
+
+def test_a_report_that_finds_no_room_is_made_later(here, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fedsift.terminal.write_report", full)
+    assert main(["run", *QUICK, "--out", "out"]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "No space left on device; make it later with: fedsift report out" in said
+    assert (here / "out" / "summary.json").exists()
+
+
+def test_1_and_1_0_are_one_setting(here):
+    whole, real = ({"algorithm": "fedsgd", "lr": x, "participation": x} for x in (1, 1.0))
+    ours, theirs = (RunConfig.from_values(values).toml() for values in (whole, real))
+    assert ours == theirs
+    assert "lr = 1.0" in ours
+    with pytest.raises(ValueError, match="lr must be a positive number"):
+        RunConfig.from_values({"lr": 10**400})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")

@@ -250,3 +250,30 @@ def test_a_target_counts_from_the_first_round_that_reaches_it():
 def test_where_no_method_reaches_the_target_there_is_no_ratio():
     rows = table_of({"a": [record(1, 0.1, 8)], "b": [record(1, 0.2, 8)]}, target=0.9)
     assert [(row.mibit, row.ratio) for row in rows] == [(None, None)] * 2
+
+
+def test_a_method_that_diverges_is_a_row_of_the_table(tmp_path, capsys):
+    words = ("--clients", "3", "--rounds", "2", "--local-steps", "8", "--lr", "100")
+    assert compare(tmp_path / "out", *words, algorithms=("fedadam", "fedsgd")) == 0
+    said = capsys.readouterr()
+    assert "fedsgd: training diverged in round 1" in " ".join(said.err.split())
+    row = rows_of(tmp_path / "out")["fedsgd"]
+    assert (row["mibit"], row["best_accuracy"], row["final_accuracy"]) == ("", "", "")
+    assert "∞" in line_of(said.out, "fedsgd")
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_only_methods_that_diverge_are_no_comparison(tmp_path, capsys):
+    words = ("--clients", "3", "--rounds", "2", "--local-steps", "8", "--lr", "100")
+    assert compare(tmp_path / "out", *words, algorithms=("fedsgd",)) == 3
+    assert "every method diverged; try a smaller --lr" in capsys.readouterr().err
+
+
+def test_a_comparison_that_was_stopped_says_how_it_goes_on(tmp_path, capsys, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Federation, "play", stop)
+    assert compare(tmp_path / "the out") == 130
+    place = f"'{tmp_path}/the out'"
+    assert f"continue with: the same command with --out {place}" in capsys.readouterr().err

@@ -3,8 +3,11 @@
 import csv
 import gzip
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
@@ -508,6 +511,33 @@ def test_runs_side_by_side_are_the_runs_one_by_one(here, capsys):
         for record in (*alone, *beside):
             record.pop("seconds")
         assert alone == beside
+
+
+def test_ctrl_c_ends_runs_side_by_side_with_their_rounds(here):
+    words = ["table1", *SMALL[:-2], "--rounds", "500", "--seeds", "1", "--jobs", "2"]
+    source = Path(__file__).parents[1] / "src"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedsift.reproduce", *words],
+        env={**os.environ, "PYTHONPATH": str(source), "FEDSIFT_DATA": str(here.parent / "data")},
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    quick = here / "runs" / "quick"
+    deadline = time.monotonic() + 60
+    while len(list(quick.rglob("metrics.jsonl"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == "stopped: the same command goes on from here"
+    assert "Traceback" not in said
+    assert len(list(quick.rglob("config.toml"))) == 2
+
+
+def test_what_is_refused_leaves_no_folder_to_go_on_with(here, capsys):
+    words = ["reproduce", "table1", *SMALL, "--methods", "fedsgd", "--precision", "tf32"]
+    assert main(words) == 2
+    assert "needs a GPU" in capsys.readouterr().err
+    assert not list(here.rglob("config.toml"))
 
 
 def test_names_that_share_runs_have_them_done_once(here, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -137,7 +138,10 @@ def resume(
         opened = RunFolder.open(folder)
         settings = opened.config()
         if settings.wire == "flower":
-            raise ValueError(f"{folder} was run on Flower: start its app again to continue it")
+            raise ValueError(
+                f"{folder} was run on Flower: start its app again to continue it, or the demo with "
+                f"'fedsift deploy demo', the same options and --out {shlex.quote(str(folder))}"
+            )
         if rank():
             follow([settings])
             return
@@ -182,6 +186,7 @@ def compare(
             follow(settings)
             return
         place = folder_name or _new_folder(f"compare-{settings[0].dataset}")
+        RunFolder(place).require_free()
         federation_of(settings[0])  # data and model are the same for all
         for each in settings:
             RunFolder(place / each.algorithm).holds(each)  # refuse before anything is made

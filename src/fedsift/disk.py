@@ -57,9 +57,15 @@ def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file so that a crash leaves either the old one or the new one."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is not a file that could be replaced")
     partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    settle(partial, path)
+    try:
+        partial.write_bytes(content)
+        settle(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)  # what is there of it would only fill the disk
+        raise
 
 
 def settle(partial: Path, path: Path) -> None:

@@ -140,6 +140,8 @@ def merged(config: Path | None, **flags: Any) -> dict[str, Any]:
     values = read_values(config) if config else {}
     for key in values.keys() & {"out", "data_dir"}:
         check_type(key, values[key], "str")
+        if not values[key]:
+            raise ConfigError(f"{key.replace('_', '-')} is empty: leave it out, or name a path")
         values[key] = path(values[key])
     values |= {key: value for key, value in flags.items() if value is not None}
     if flags.get("theta") is not None and values.get("partition") != "dirichlet":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -67,9 +68,17 @@ def carry_out(folder: RunFolder, config: RunConfig, federation: Federation) -> N
 
 def carry_out_all(path: Path, runs: Sequence[Run], target: float) -> None:
     """Every run of a comparison, then its table, figure and report."""
-    # Each federation is built when its turn comes, and gone with its data when it has passed.
-    shown = [finish_run(folder, config, federation_of(config)) for folder, config in runs]
-    histories = {each.algorithm: each.history for each in shown}
+    again = f"the same command with --out {shlex.quote(str(path))}"
+    for folder, config in runs:
+        # Each federation is built when its turn comes, and gone with its data when it has passed.
+        try:
+            finish_run(folder, config, federation_of(config), again)
+        except Diverged as problem:  # which is a result, too
+            err.print(f"{config.algorithm}: {problem}", style="yellow", markup=False)
+    histories = {config.algorithm: folder.history() for folder, config in runs}
+    if not any(histories.values()):
+        raise Diverged("every method diverged; try a smaller --lr")
+    shown = [read_run(folder.path) for folder, config in runs if histories[config.algorithm]]
     rows = table_of(histories, target)
     title = f"{runs[0][1].dataset}, {runs[0][1].partition}: Mibit a client to {100 * target:.1f} %"
     replace_file(path / "compare.csv", csv_of(rows).encode())
@@ -103,22 +112,30 @@ def drawn(path: Path, folder: Path) -> Iterator[Path]:
     except ModuleNotFoundError as missing:
         print(
             f"no {kind}, as {missing.name} is not installed here; "
-            f"make it elsewhere with: fedsift report {folder}",
+            f"make it elsewhere with: fedsift report {shlex.quote(str(folder))}",
             file=sys.stderr,
         )
+    except OSError as problem:
+        how = f"make it later with: fedsift report {shlex.quote(str(folder))}"
+        raise OSError(f"no {kind}: {problem}; {how}") from None
 
 
-def finish_run(folder: RunFolder, config: RunConfig, federation: Federation) -> Shown:
-    """Play a run's remaining rounds under a progress bar and write its summary."""
+def finish_run(
+    folder: RunFolder, config: RunConfig, federation: Federation, again: str = ""
+) -> Shown:
+    """Play a run's remaining rounds under a progress bar and write its summary.
+
+    ``again``: what goes on after a stop, if that is not ``fedsift resume``.
+    """
     with folder.locked():
-        return _finish_run(folder, config, federation)
+        return _finish_run(folder, config, federation, again or folder.command)
 
 
-def _finish_run(folder: RunFolder, config: RunConfig, federation: Federation) -> Shown:
+def _finish_run(folder: RunFolder, config: RunConfig, federation: Federation, again: str) -> Shown:
     start = begin(folder, federation)
     history: list[Record] = []
     with (
-        told_how_to_go_on(folder),
+        told_how_to_go_on(folder, again),
         bar(config) as step,
         closing(go(folder, federation, start, config.rounds)) as new,
     ):
@@ -132,15 +149,15 @@ def _finish_run(folder: RunFolder, config: RunConfig, federation: Federation) ->
 
 
 @contextmanager
-def told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
+def told_how_to_go_on(folder: RunFolder, again: str) -> Iterator[None]:
     """When a run stops early, say what became of it."""
     try:
         yield
     except KeyboardInterrupt:
-        print(f"continue with: fedsift resume {folder.path}", file=sys.stderr)
+        print(f"continue with: {again}", file=sys.stderr)
         raise
     except (OSError, SafetensorError, WorkerDied) as problem:
-        raise type(problem)(f"{problem}; continue with: fedsift resume {folder.path}") from None
+        raise type(problem)(f"{problem}; continue with: {again}") from None
     except Diverged as problem:
         good = len(folder.history())
         kept = f"; the checkpoint of round {good} is in {folder.path}" if good else ""

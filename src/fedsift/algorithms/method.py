@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ParamSpec
@@ -145,7 +146,10 @@ def method(name: str) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorith
             bound.apply_defaults()
             for key, value in bound.arguments.items():
                 check_setting(key, value)
-            return replace(make(*args, **kwargs), name=name, settings=dict(bound.arguments))
+                if isinstance(signature.parameters[key].default, float):
+                    bound.arguments[key] = float(value)  # so that 1 and 1.0 are one
+            made = make(*bound.args, **bound.kwargs)
+            return replace(made, name=name, settings=dict(bound.arguments))
 
         METHODS[name] = checked
         return checked
@@ -211,7 +215,8 @@ def check_setting(key: str, value: float) -> None:
     ValueError: density must be in (0, 1], got 2.0
     """
     meaning, holds = _RANGES.get(key, ("a finite number", math.isfinite))
-    if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or abs(value) > sys.float_info.max or not holds(value):
         raise ValueError(f"{key.replace('_', '-')} must be {meaning}, got {value!r}")
 
 

@@ -21,7 +21,7 @@ DEBIAN = Path("/usr/share/datasets")
 
 def data_folder() -> Path:
     """Where data sets lie: FEDSIFT_DATA, or a folder of the user's cache."""
-    return Path(os.environ.get("FEDSIFT_DATA", Path.home() / ".cache" / "fedsift" / "data"))
+    return Path(os.environ.get("FEDSIFT_DATA") or Path.home() / ".cache" / "fedsift" / "data")
 
 
 def use_data_folder(path: Path | None) -> None:
@@ -97,12 +97,12 @@ def _idx(path: Path) -> NDArray[np.uint8]:
         with gzip.open(path, "rb") as file:
             raw = file.read()
     except (OSError, EOFError, zlib.error) as problem:
-        raise ValueError(f"{path} cannot be read: {problem}") from None
+        raise ValueError(f"{path} cannot be read: {problem}; {_mend('fashion-mnist')}") from None
     axes = raw[3] if len(raw) > 3 and raw[:3] == b"\0\0\x08" else 0
     start = 4 + 4 * axes
     if not axes or len(raw) < start:
-        raise ValueError(f"{path} is not an IDX file of bytes")
+        raise ValueError(f"{path} is not an IDX file of bytes; {_mend('fashion-mnist')}")
     shape = np.frombuffer(raw, ">u4", axes, offset=4).astype(int)
     if len(raw) - start != shape.prod():
-        raise ValueError(f"{path} is cut off or too long")
+        raise ValueError(f"{path} is cut off or too long; {_mend('fashion-mnist')}")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)

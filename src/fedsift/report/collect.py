@@ -122,8 +122,11 @@ def find_target(runs: Sequence[Path]) -> float | None:
     """The target of the first comparison that one of the runs belongs to."""
     for file in dict.fromkeys(run.parent / "compare.csv" for run in runs):
         if file.exists():
-            with file.open(newline="", encoding="utf-8") as lines:
-                return next((float(row["target"]) for row in csv.DictReader(lines)), None)
+            try:
+                with file.open(newline="", encoding="utf-8") as lines:
+                    return next((float(row["target"]) for row in csv.DictReader(lines)), None)
+            except (LookupError, TypeError, ValueError):
+                raise ConfigError(f"{file} is damaged: it has no target") from None
     return None
 
 
@@ -131,20 +134,8 @@ def read_run(path: Path) -> Shown:
     """A run's folder, as much of it as there is."""
     folder = RunFolder(path)
     history, settings = folder.history(), read_values(folder.config_file)
-    summary = read_object(folder.summary_file) or summary_so_far(settings, history)
-    labels = read_object(folder.clients_file).get("labels", ())
-    return Shown(summary, history, folder.uploads(), labels, str(path))
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object in a file; nothing if there is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as problem:
-        raise ConfigError(f"cannot read {path}: {problem}") from None
-    return found if isinstance(found, dict) else {}
+    summary = folder.summary() or summary_so_far(settings, history)
+    return Shown(summary, history, folder.uploads(), folder.labels(), str(path))
 
 
 def summary_so_far(settings: Mapping[str, Any], history: Sequence[Record]) -> dict[str, Any]:

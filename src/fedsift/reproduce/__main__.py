@@ -12,6 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from fedsift.reproduce.pins import PINS, Pin, Planned, Wanted
@@ -26,13 +27,13 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--task", help="one or several, separated by commas")
     parser.add_argument("--setting")
     parser.add_argument("--methods", default="", help="separated by commas")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="3 by default; one with --quick")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--stop-at-target", action="store_true")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--out", type=Path, default=Path("runs/reproduce"))
+    parser.add_argument("--out", type=Path, help="runs/reproduce by default, or runs/quick")
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="stop, ready to be continued, after so many"
     )
@@ -42,12 +43,19 @@ def main(words: list[str] | None = None) -> None:
     names, out, stop, jobs = (given.pop(key) for key in ("names", "out", "stop_at_target", "jobs"))
     methods = tuple(filter(None, given.pop("methods").split(",")))
     wanted = Wanted(**given, methods=methods)
+    if wanted.quick:
+        wanted = replace(wanted, seeds=min(wanted.seeds, 1))
+    out = out or Path("runs/quick" if wanted.quick else "runs/reproduce")
     try:
         how = How(out, stop, until, jobs)
         todo = [run for name in names for run in to_do(Pin.of(name), wanted, out, stop, say)]
     except ValueError as problem:
         parser.error(str(problem))
-    carry_out_all(each_once(todo), how)
+    try:
+        carry_out_all(each_once(todo), how)
+    except KeyboardInterrupt:
+        say("stopped: the same command goes on from here")
+        sys.exit(130)
 
 
 def each_once(runs: Iterable[Planned]) -> list[Planned]:

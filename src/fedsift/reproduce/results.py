@@ -17,7 +17,7 @@ from fedsift.reproduce.pins import Pin, Planned, Wanted, plan, read
 from fedsift.reproduce.runner import DIVERGED
 from fedsift.reproduce.updates import UPDATES
 from fedsift.runs.compare import MIBIT, Row, row_of
-from fedsift.runs.folder import RunFolder
+from fedsift.runs.folder import RunFolder, column
 from fedsift.simulation import Record
 
 POINTS = 150
@@ -42,12 +42,13 @@ class Outcome:
 
 def lines_of(pin: Pin, wanted: Wanted, out: Path) -> list[list[Outcome]]:
     """Every line of a table or figure that has runs, each with its seeds."""
-    seeds = [int(path.name.removeprefix("seed-")) for path in out.glob("*/*/*/seed-*")]
+    names = (path.name.removeprefix("seed-") for path in out.glob("*/*/*/seed-*"))
+    seeds = [int(name) for name in names if name.isdecimal()]
     everything = Wanted(seeds=max(seeds, default=0) + 1, rounds=wanted.rounds, quick=wanted.quick)
     found: dict[Path, list[Outcome]] = {}
     for run in plan(pin, everything):
         outcome = outcome_of(run, out)
-        if outcome.history:
+        if column(outcome.history, "accuracy"):
             found.setdefault(run.path.parent, []).append(outcome)
     return list(found.values())
 
@@ -55,13 +56,10 @@ def lines_of(pin: Pin, wanted: Wanted, out: Path) -> list[list[Outcome]]:
 def outcome_of(run: Planned, out: Path) -> Outcome:
     """What a run's folder holds of the planned rounds."""
     folder = RunFolder(out / run.path)
-    summary: dict[str, Any] = {}
-    if folder.summary_file.exists():
-        summary = json.loads(folder.summary_file.read_text(encoding="utf-8"))
-        summary["environment"]["precision"] = summary["precision"]
+    summary = folder.summary()
     history = folder.history()[: run.config.rounds]
     diverged = len(history) < run.config.rounds and (folder.path / DIVERGED).exists()
-    about = summary.get("environment", {})
+    about = {**summary["environment"], "precision": summary.get("precision")} if summary else {}
     return Outcome(run, history, about, diverged, summary.get("parameters", 0))
 
 
@@ -113,8 +111,8 @@ def summary_of(line: Sequence[Outcome]) -> dict[str, Any]:
         "mibit_range": [min(mibit), max(mibit)] if mibit else None,
         "megabytes": fmean(row.megabytes or 0 for row in rows) if reached else None,
         "round": fmean(row.round or 0 for row in rows) if reached else None,
-        "best_accuracy": fmean(row.best_accuracy for row in rows),
-        "final_accuracy": fmean(row.final_accuracy for row in rows),
+        "best_accuracy": fmean(row.best_accuracy or 0 for row in rows),
+        "final_accuracy": fmean(row.final_accuracy or 0 for row in rows),
         "rounds": min(len(outcome.history) for outcome in line),
         "diverged": sum(outcome.diverged for outcome in line),
         "in_paper": not math.isnan(printed),

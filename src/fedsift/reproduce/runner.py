@@ -82,9 +82,9 @@ def carry_out(run: Planned, out: Path, watch: Watch, stop_at_target: bool = Fals
 
 def play_run(run: Planned, out: Path, watch: Watch, stop_at_target: bool) -> None:
     """Every round that is still to play, and the summary of all."""
+    federation = federation_of(run.config, loaded(run.config.dataset, run.quick))
     folder = RunFolder.create_or_extend(out / run.path, run.config)
     with folder.locked():
-        federation = federation_of(run.config, loaded(run.config.dataset, run.quick))
         start = begin(folder, federation)
         history = start.history
         try:

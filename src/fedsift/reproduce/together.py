@@ -6,12 +6,14 @@ A small model leaves most of a GPU idle, so that four runs at once take little l
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 from fedsift.reproduce.pins import Planned
@@ -44,7 +46,7 @@ class End:
 
 
 class TimeIsUp(Exception):
-    """The time that was given is over."""
+    """The time that was given is over, or somebody wants an end."""
 
 
 def carried_out(runs: Sequence[Planned], how: How) -> Iterator[tuple[Planned, End]]:
@@ -53,10 +55,26 @@ def carried_out(runs: Sequence[Planned], how: How) -> Iterator[tuple[Planned, En
         for run in runs:
             yield run, one(run, how)
         return
-    with ProcessPoolExecutor(how.jobs, get_context("spawn")) as pool:
+    context = get_context("spawn")
+    stop = context.Event()
+    pool = ProcessPoolExecutor(how.jobs, context, initializer=obey, initargs=(stop,))
+    try:
         ends = {pool.submit(one, run, how): run for run in runs}
         for end in as_completed(ends):
             yield ends[end], end_of(end)
+    finally:  # also on Ctrl-C: what is at work ends with its round, and nothing new begins
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+
+
+orders: list[Event] = []
+"""Of a process in the pool: set when it is to stop."""
+
+
+def obey(stop: Event) -> None:
+    """Let the first process alone hear of Ctrl-C, and do what it says."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    orders.append(stop)
 
 
 def end_of(run: Future[End]) -> End:
@@ -71,7 +89,7 @@ def one(run: Planned, how: How) -> End:
     """A run and its end: whatever goes wrong in it, the others are not to blame."""
 
     def watch(record: Record | None = None) -> None:
-        if time.monotonic() >= how.until:
+        if time.monotonic() >= how.until or any(stop.is_set() for stop in orders):
             raise TimeIsUp
 
     try:

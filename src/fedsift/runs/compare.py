@@ -19,15 +19,18 @@ MIBIT = 2**20
 
 @dataclass(frozen=True)
 class Row:
-    """How one algorithm fared; ``mibit`` and ``round`` are None if the target was not reached."""
+    """How one algorithm fared; ``mibit`` and ``round`` are None if the target was not reached.
+
+    The accuracies are None if it diverged before its first test.
+    """
 
     algorithm: str
     target: float
     mibit: float | None
     megabytes: float | None
     round: int | None
-    best_accuracy: float
-    final_accuracy: float
+    best_accuracy: float | None
+    final_accuracy: float | None
     ratio: float | None = None
 
 
@@ -89,8 +92,8 @@ def row_of(algorithm: str, history: Sequence[Record], target: float) -> Row:
         None if then is None else float(then["uplink_bits_paper"] or 0) / MIBIT,
         None if then is None else float(then["uplink_bytes"] or 0) / 1e6,
         None if then is None else int(then["round"] or 0),
-        max(accuracies),
-        accuracies[-1],
+        max(accuracies, default=None),
+        accuracies[-1] if accuracies else None,
     )
 
 

@@ -57,6 +57,7 @@ class RunConfig:
         common = {key: value for key, value in values.items() if key in own}
         for key, value in common.items():
             check_type(key, value, own[key])
+            common[key] = float(value) if own[key] == "float" else value
         if "algorithm" in common:
             common["algorithm"] = common["algorithm"].replace("_", "-")
         config = cls(**common, settings={k: v for k, v in values.items() if k not in own})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -116,9 +117,14 @@ class RunFolder:
         files = (self.config_file, self.metrics_file, self.checkpoint_file, self.summary_file)
         if any(exists(file) for file in files):
             raise ConfigError(
-                f"{self.path} holds a run already: continue it with 'fedsift resume {self.path}', "
-                "or give another --out"
+                f"{self.path} holds a run already: continue it with '{self.command}', or give "
+                "another --out"
             )
+
+    @property
+    def command(self) -> str:
+        """What continues the run."""
+        return f"fedsift resume {shlex.quote(str(self.path))}"
 
     def holds(self, config: RunConfig) -> bool:
         """Whether this very run was begun here; refuses a folder that holds another."""
@@ -168,16 +174,34 @@ class RunFolder:
         """The metrics of each round from 1 on, up to the first line that is not the next one."""
         records: list[Record] = []
         for record in objects_in(self.metrics_file):
-            if record.get("round") != len(records) + 1:
+            if record.get("round") != len(records) + 1 or not is_record(record):
                 break
             records.append(record)
         return records
 
     def uploads(self) -> list[dict[str, Any]]:
         """What the uploads of each round were like, as far as that was recorded."""
+        kinds = {"round": int, "uploads": int, "bytes": dict, "masks": dict}
         return [
-            line for line in objects_in(self.uploads_file) if isinstance(line.get("round"), int)
+            line
+            for line in objects_in(self.uploads_file)
+            if all(isinstance(line.get(key), kind) for key, kind in kinds.items())
         ]
+
+    def labels(self) -> list[list[int]]:
+        """How many samples of each class each client has, if that was recorded."""
+        labels = object_in(self.clients_file).get("labels")
+        is_table = isinstance(labels, list) and all(isinstance(row, list) for row in labels)
+        if not labels or not is_table or len(set(map(len, labels))) > 1:
+            return []
+        return labels if all(isinstance(n, int) for row in labels for n in row) else []
+
+    def summary(self) -> dict[str, Any]:
+        """What summary.json says; nothing if the run has not ended."""
+        summary = object_in(self.summary_file)
+        if summary and not isinstance(summary.get("environment"), dict):
+            raise ConfigError(f"{self.summary_file} is damaged: {self.command!r} makes it anew")
+        return summary
 
     def write_clients(self, labels: list[list[int]] | None) -> None:
         """Write down how many samples of each class each client has, where that is known."""
@@ -234,6 +258,11 @@ class RunFolder:
             raise ConfigError(
                 f"{self.config_file} was changed since {self.checkpoint_file} was written: "
                 "only the number of rounds may change"
+            )
+        if about["round"] > self.config().rounds:
+            raise ConfigError(
+                f"{self.config_file} asks for {self.config().rounds} rounds, and {about['round']} "
+                "are done: their number may only grow"
             )
         if about.get("data", "") != digest_of(self.config().dataset):
             raise ConfigError(
@@ -298,6 +327,29 @@ def snapshot_of(
     server = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
     state = Moments(tensors["w"], tensors["m"], tensors["v"])
     return Snapshot(about["round"], state, server, memories, Traffic(**about["traffic"]))
+
+
+def object_in(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one if there is no file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"{path} is damaged: {problem}") from None
+    return found if isinstance(found, dict) else {}
+
+
+def is_record(record: Mapping[str, Any]) -> bool:
+    """Whether a line of metrics.jsonl has its numbers.
+
+    >>> is_record({"round": 1})
+    False
+    """
+    numbers = [record.get(key) for key in ("accuracy", "loss")]
+    needed = ("round", "clients", "uplink_bits_paper", "uplink_bytes", "downlink_bytes", "seconds")
+    is_whole = all(isinstance(record.get(key), int | float) for key in needed)
+    return is_whole and all(x is None or isinstance(x, int | float) for x in numbers)
 
 
 def objects_in(path: Path) -> list[dict[str, Any]]:

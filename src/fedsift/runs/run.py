@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import fedsift
 from fedsift.data import Dataset, deal, digest_of, load, split
@@ -20,7 +21,7 @@ from fedsift.engine.local import one_thread
 from fedsift.engine.torchrun import Follower, Torchrun, rank, ranks
 from fedsift.federation import Federation, Snapshot
 from fedsift.models import build
-from fedsift.runs.config import RunConfig
+from fedsift.runs.config import ConfigError, RunConfig
 from fedsift.runs.folder import Checkpoint, RunFolder, column
 from fedsift.runs.tensorboard import require_tensorboard
 from fedsift.runs.uploads import Uploads, labels_of
@@ -35,8 +36,10 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
     rows = deal(config.partition, dataset.labels, config.clients, config.seed, config.theta)
     with one_thread():  # thousands of tiny copies, which threads would only wait for each other in
         clients = split(dataset.train, rows)
+    model = build(config.model, dataset.shape, config.seed, dataset.dtype)
+    check_output(model, dataset, config.model)
     federation = prepare(
-        build(config.model, dataset.shape, config.seed, dataset.dtype),
+        model,
         clients,
         dataset.test,
         config.make_algorithm(),
@@ -54,6 +57,19 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
         engine = Torchrun(federation.engine, federation.task)
         return replace(federation, engine=engine)
     return federation
+
+
+def check_output(model: nn.Module, dataset: Dataset, name: str) -> None:
+    """Refuse a model whose output is not for the data set's labels."""
+    (x, y), (_, tested) = dataset.train, dataset.test
+    largest = torch.full_like(y[:2], max(int(y.max()), int(tested.max())))
+    try:
+        with torch.no_grad():
+            dataset.loss(model(x[:2]), largest)
+    except Exception as problem:  # the model is the user's: anything may happen in it
+        raise ConfigError(
+            f"what model {name!r} gives is not for labels from 0 to {int(largest.max())}: {problem}"
+        ) from None
 
 
 def follow(configs: Iterable[RunConfig]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -226,7 +227,7 @@ def advise(
             target=target, rounds=calibration_rounds,
             say=lambda line: err.print(line, highlight=False, soft_wrap=True),
         )  # fmt: skip
-    command = command_line(values, advice)
+    command = command_line({**values, **({"data_dir": data_dir} if data_dir else {})}, advice)
     if as_json:
         print(json.dumps({**advice.json(), "command": command}, indent=2, allow_nan=False))
     else:
@@ -238,7 +239,8 @@ def command_line(values: dict[str, Any], advice: Advice) -> str:
     settings = {**values, **vars(advice.choice), "rounds": max(advice.rounds, 1)}
     if values["partition"] != "dirichlet":
         del settings["theta"]
-    return "fedsift run " + " ".join(f"--{k.replace('_', '-')} {v}" for k, v in settings.items())
+    words = ((f"--{key.replace('_', '-')}", str(value)) for key, value in settings.items())
+    return "fedsift run " + shlex.join(word for pair in words for word in pair)
 
 
 def show(advice: Advice, command: str) -> None:
