@@ -460,6 +460,7 @@ def test_a_bad_flag_is_refused_and_nothing_is_written(words, phrases, here, caps
 
 
 BAD_CONFIGS = {
+    "a key spelt in two odd ways": ('"min-clients_" = 1\n"min_clients-" = 2', ["one key"]),
     "invalid TOML": ("rounds = = 3", ["a.toml", "line 1"]),
     "not even text": (b"\xff\xfe\x00", ["a.toml"]),
     "unknown key": ("round = 3", ["'round'", "rounds", "density"]),

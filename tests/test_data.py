@@ -365,3 +365,8 @@ def test_a_partition_of_numbers_is_taken_as_it_is():
 def test_a_partition_without_the_column_is_refused_with_those_it_has():
     with pytest.raises(ValueError, match=r"no column 'image'; it has \['img', 'label'\]"):
         from_partition(Partition({"img": noise(2, 4, 4), "label": np.arange(2)}))
+
+
+def test_a_theta_beyond_all_sums_deals_evenly():
+    rows = dirichlet(np.arange(1000) % 10, 7, 0, 1e308)
+    assert max(map(len, rows)) - min(map(len, rows)) <= 10

@@ -114,6 +114,14 @@ def loss_of(output, labels):
     return cross_entropy(output[0] if isinstance(output, tuple) else output, labels)
 
 
+def made(model, data, loss=cross_entropy):
+    return prepare(
+        model, data, data[0], algorithms.fedadam(local_steps=2), batch_size=None,
+        participation=1.0, dropout=0.0, min_clients=0, wire="count", loss=loss, seed=0,
+        device="cpu",
+    )  # fmt: skip
+
+
 @pytest.fixture(params=MODELS, ids=lambda model: model.__name__)
 def federation(request):
     torch.manual_seed(0)
@@ -121,11 +129,7 @@ def federation(request):
         (torch.randn(SAMPLES, 3, 8, 8), torch.randint(0, CLASSES, (SAMPLES,)))
         for _ in range(CLIENTS)
     ]
-    return prepare(
-        request.param(), data, data[0], algorithms.fedadam(local_steps=2), batch_size=None,
-        participation=1.0, dropout=0.0, min_clients=0, wire="count", loss=loss_of, seed=0,
-        device="cpu",
-    )  # fmt: skip
+    return made(request.param(), data, loss_of)
 
 
 def after_two_rounds(federation, engine):
@@ -156,9 +160,40 @@ def test_every_engine_trains_the_same(federation, monkeypatch):
 def test_a_gpu_wants_samples_of_one_shape():
     data = [(torch.randn(5, length, 3), torch.zeros(5, dtype=torch.int64)) for length in (2, 4)]
     model = nn.Sequential(nn.Linear(3, 2))
-    federation = prepare(
-        model, data, None, algorithms.fedadam(), batch_size=None, participation=1.0, dropout=0.0,
-        min_clients=0, wire="count", loss=cross_entropy, seed=0, device="cpu",
-    )  # fmt: skip
+    federation = made(model, data)
     with pytest.raises(ValueError, match="of one shape"):
         Stacked(federation.task, federation.algorithm)
+
+
+class RandomInTests(ViewingImages):
+    """It drops out even when it is tested."""
+
+    def forward(self, x):
+        return super().forward(functional.dropout(x.contiguous()))
+
+
+@pytest.mark.parametrize("engine", [Reference, lambda task: Stacked(task, algorithms.fedadam())])
+def test_the_test_of_a_model_that_is_random_in_it_is_always_the_same(engine):
+    data = [(torch.randn(SAMPLES, 3, 8, 8), torch.randint(0, CLASSES, (SAMPLES,)))]
+    task = made(RandomInTests(), data).task
+    w = task.layout.read(task.model)
+    before = torch.random.get_rng_state()
+    assert engine(task).evaluate(w) == engine(task).evaluate(w)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("engine", [Reference, lambda task: Stacked(task, algorithms.fedadam())])
+def test_the_classes_of_cross_entropy_are_on_the_second_axis(engine):
+    torch.manual_seed(0)
+    x = torch.randn(SAMPLES, CLASSES, CLASSES)
+    labels = torch.zeros(SAMPLES, CLASSES, dtype=torch.int64)
+    task = made(nn.Conv1d(CLASSES, CLASSES, 1), [(x, labels)]).task
+    accuracy, _ = engine(task).evaluate(task.layout.read(task.model))
+    found = task.model(x).argmax(1)
+    assert accuracy == pytest.approx((found == 0).float().mean().item())
+
+
+def test_weights_are_not_written_into_another_model():
+    layout = Layout.of(nn.Linear(1, 2))
+    with pytest.raises(ValueError, match="other parameters than the one that was trained"):
+        layout.write(torch.zeros(layout.d), nn.Linear(3, 2))

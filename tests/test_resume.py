@@ -21,6 +21,7 @@ from fedsift.cli import main
 from fedsift.disk import load_tensors, save_tensors
 from fedsift.federation import Federation
 from fedsift.runs import RunFolder
+from fedsift.runs.config import ConfigError
 
 ROUNDS = 40
 METHODS = {
@@ -161,6 +162,28 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path):
     ours, theirs = (load_file(x / "checkpoint.safetensors") for x in (killed, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert rounds_in(killed) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="beside a GPU there are no such processes")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core there is one process")
+def test_a_killed_run_leaves_no_process_that_would_keep_the_next_one_out(tmp_path):
+    folder = tmp_path / "killed"
+    long = ("--clients", "8", "--rounds", "1", "--local-steps", "1000000")
+    process = start("run", *long, "--out", str(folder))
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    stop(process, lambda: len(children.read_text().split()) > 1, signal.SIGKILL, delay=2.0)
+    end = time.monotonic() + 5
+    while is_locked(folder) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not is_locked(folder)
+
+
+def is_locked(folder):
+    try:
+        with RunFolder(folder).locked():
+            return False
+    except ConfigError:
+        return True
 
 
 def test_ctrl_c_ends_a_process_with_130_and_says_how_to_go_on(tmp_path, unbroken):

@@ -65,6 +65,15 @@ def test_ranks_give_the_result_of_one_process(tmp_path):
         assert_same(tmp_path / "ranks" / name, tmp_path / "one" / name)
 
 
+def test_a_method_that_diverges_leaves_the_ranks_to_the_next(tmp_path):
+    task = ("--clients", "4", "--rounds", "2", "--local-steps", "5", "--lr", "1e3")
+    words = ("compare", "--algorithms", "fedsgd,fedadam-ssm", "--target", "0.9", *task, "--out")
+    code, _, err = finish(start(2, *words, tmp_path / "ranks"))
+    assert code == 0, err
+    assert main([*words, str(tmp_path / "one")]) == 0
+    assert_same(tmp_path / "ranks" / "fedadam-ssm", tmp_path / "one" / "fedadam-ssm")
+
+
 def rank_processes(launcher):
     """The processes of the ranks, by rank."""
     listed = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()

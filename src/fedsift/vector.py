@@ -119,6 +119,9 @@ class Layout:
     def write(self, vector: Tensor, model: nn.Module) -> None:
         """Set the model's parameters from a vector."""
         targets = _trainable(model)
+        shapes = {name: tuple(p.shape) for name, p in targets.items()}
+        if shapes != dict(zip(self.names, self.shapes, strict=True)):
+            raise ValueError("the model has other parameters than the one that was trained")
         with torch.no_grad():
             for name, value in self.unflatten(vector).items():
                 targets[name].copy_(value)

@@ -141,3 +141,21 @@ def test_a_start_that_diverges_says_so(task):
 def test_bad_settings_are_refused(task, name, value):
     with pytest.raises(ValueError, match=r"target|calibration-rounds"):
         advise(task, **{name: value})
+
+
+@pytest.mark.parametrize("accuracies", [[0.5] * 10, [0.5 + 1e-9 * n for n in range(10)]])
+def test_a_curve_that_stands_still_foretells_nothing(accuracies):
+    curve = [Point(0.04 * n, 1.0, x) for n, x in enumerate(accuracies, 1)]
+    assert mibit_to(curve, 0.95) is None
+
+
+def test_what_nobody_will_send_is_no_forecast():
+    assert Forecast(0.0, 1e-6).mibit(0.5) == math.inf
+    curve = [Point(2.0**n, 1.0, 1 - 0.5 * 2.0 ** (-0.01 * n)) for n in range(10)]
+    assert mibit_to(curve, 0.99) is None
+
+
+def test_a_task_without_accuracies_is_refused():
+    task = calibration_task(RunConfig.from_values({"clients": 2}))
+    with pytest.raises(ValueError, match="a test set with class labels"):
+        advise(replace(task, test=None))

@@ -91,3 +91,35 @@ def test_bad_advice_options_are_one_line(words):
     done = run("advise", *words)
     assert done.exit_code == 1
     assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--sigma-l", "1e200"), ("--sigma-g", "1e160"), ("--gap", "1e-320"), ("--beta2", "5e-324")],
+)
+def test_extreme_constants_end_in_numbers_or_in_one_line(flag, value):
+    done = run("bounds", flag, value)
+    assert done.exit_code == 0 or "Error" in done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+
+
+OWN = """
+from torch import nn
+
+def statistics():
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+
+def five():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "phrase"), [("statistics", "running statistics"), ("five", "labels from 0 to 9")]
+)
+def test_a_model_that_run_refuses_is_refused(function, phrase, tmp_path, monkeypatch):
+    (tmp_path / f"advised_{function}.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    done = run("advise", "--clients", "3", "--model", f"advised_{function}:{function}")
+    assert done.exit_code == 1
+    assert phrase in " ".join(done.output.split())

@@ -23,6 +23,10 @@ def iid(labels: NDArray[np.int64], clients: int, seed: int) -> list[Rows]:
     return [np.sort(part) for part in np.array_split(order, clients)]
 
 
+EVEN = 1e100
+"""A θ from which on shares are equal; sums of much larger ones are no numbers any more."""
+
+
 def dirichlet(labels: NDArray[np.int64], clients: int, seed: int, theta: float) -> list[Rows]:
     """Deal each class by shares drawn from Dirichlet(θ): the smaller θ, the less alike the clients.
 
@@ -39,7 +43,7 @@ def dirichlet(labels: NDArray[np.int64], clients: int, seed: int, theta: float) 
     dealt: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         members = draw.permutation(np.flatnonzero(labels == label))
-        shares = draw.dirichlet(np.full(clients, theta))
+        shares = draw.dirichlet(np.full(clients, min(theta, EVEN)))
         cuts = np.round(np.cumsum(shares)[:-1] * len(members)).astype(int)
         for client, part in enumerate(np.split(members, cuts)):
             dealt[client].extend(part.tolist())

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from fedsift.algorithms.method import Context
 from fedsift.codec.errors import NotFiniteError
@@ -17,7 +18,7 @@ from fedsift.codec.update import Update
 from fedsift.engine.batchlast import LANES, batch_last
 from fedsift.engine.fused import fused
 from fedsift.engine.program import program_of, stages_of, takes
-from fedsift.engine.task import ClientResult, Data, Diverged, Job, Task, finite
+from fedsift.engine.task import ClientResult, Data, Diverged, Job, Loss, Task, finite
 from fedsift.seeding import torch_seed
 from fedsift.vector import Moments
 
@@ -155,7 +156,9 @@ class Trainer:
         self.w.copy_(w)
         self.model.eval()
         data, labels = test_chunk(self.task, chunk)
-        return score(self.task, self.forward(data), labels)
+        with torch.random.fork_rng(devices=[]):  # for models that are random even now
+            torch.default_generator.manual_seed(torch_seed(self.task.seed, "test", chunk))
+            return score(self.task, self.forward(data), labels)
 
 
 def channels_last(images: Tensor) -> Tensor:
@@ -197,19 +200,24 @@ def test_chunk(task: Task, chunk: int) -> Data:
 def score(task: Task, output: Any, labels: Tensor) -> Score:
     """How many labels are found, and the sum of losses."""
     loss = float(task.loss(output, labels)) * len(labels)
-    is_found = labels_found(output, labels)
+    is_found = labels_found(output, labels, axis_of_classes(task.loss))
     return (None if is_found is None else int(is_found.sum())), loss
 
 
-def labels_found(output: Any, labels: Tensor) -> Tensor | None:
+def axis_of_classes(loss: Loss) -> int:
+    """Where the classes are in what a loss takes: the second axis of PyTorch's own, or the last."""
+    return 1 if loss is cross_entropy else -1
+
+
+def labels_found(output: Any, labels: Tensor, axis: int = -1) -> Tensor | None:
     """Which labels are found; None where they are not classes, one for each argmax.
 
     >>> labels_found(torch.tensor([[0.1, 0.9]]), torch.tensor([1])), labels_found((), torch.ones(1))
     (tensor([True]), None)
     """
-    if not isinstance(output, Tensor) or output.dim() == 0 or labels.is_floating_point():
+    if not isinstance(output, Tensor) or labels.is_floating_point() or output.dim() <= max(axis, 0):
         return None
-    found = output.argmax(-1)
+    found = output.argmax(axis)
     return found == labels if found.shape == labels.shape else None
 
 

@@ -7,10 +7,12 @@ on in the cohort's, which makes the result that of the reference engine, bit for
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 import weakref
@@ -107,9 +109,11 @@ class Crew:
         self.busy: dict[Connection, int] = {}
         weakref.finalize(self, close_all, self.processes)
         context = get_context("fork")
+        # The system goes by the thread that forked: one that ends early must not end the others.
+        parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
         for _ in range(size):
             ours, theirs = context.Pipe()
-            arguments = (theirs, [*self.processes, ours], task, algorithm)
+            arguments = (theirs, [*self.processes, ours], parent, task, algorithm)
             self.processes[ours] = context.Process(target=serve, args=arguments, daemon=True)
             self.processes[ours].start()
             theirs.close()
@@ -185,8 +189,27 @@ def _receive(pipe: Connection) -> Message:
         return Message.receive(pipe)
 
 
-def serve(pipe: Connection, others: list[Connection], task: Task, algorithm: Algorithm) -> None:
+PR_SET_PDEATHSIG = 1
+"""Linux's name for: a signal when the parent ends."""
+
+
+def end_with(parent: int) -> None:
+    """End when the parent does, also when that is killed in the middle of a client's training."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)  # it has ended before it could be noticed
+
+
+def serve(
+    pipe: Connection,
+    others: list[Connection],
+    parent: int | None,
+    task: Task,
+    algorithm: Algorithm,
+) -> None:
     """A process's life: do what the pipe says until it closes."""
+    if parent is not None:
+        end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that talks to people
     gc.freeze()  # what was left to collect at the fork is not for this process to end
     for other in others:

@@ -19,7 +19,7 @@ from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, Step
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
-from fedsift.engine.local import labels_found
+from fedsift.engine.local import axis_of_classes, labels_found
 from fedsift.engine.steps import StackedStep, Work
 from fedsift.engine.task import Diverged, Job, Results, Task, distinct
 from fedsift.seeding import torch_seed
@@ -161,7 +161,9 @@ class Stacked:
         """Accuracy (for class labels) and mean loss on the test set; the host looks once."""
         if self.task.test is None:
             return None, None
-        with self._arithmetic():
+        devices = [self.data.device] if self.data.is_cuda else []
+        with self._arithmetic(), torch.random.fork_rng(devices):
+            torch.manual_seed(torch_seed(self.task.seed, "test", 0))
             rows = min(MOST_TESTED, max(1, TESTED // self.task.test[0][0].numel()))
             pieces = zip(*(torch.split(x, rows) for x in self.task.test), strict=True)
             scores = [self._score(w, data, labels) for data, labels in pieces]
@@ -173,7 +175,7 @@ class Stacked:
         """How many labels are found, NaN where they are not classes, and the sum of losses."""
         output = self.work.output(w, data)
         loss = self.task.loss(output, labels).double() * len(data)
-        found = labels_found(output, labels)
+        found = labels_found(output, labels, axis_of_classes(self.task.loss))
         right = torch.full_like(loss, torch.nan) if found is None else found.sum().double()
         return torch.stack([right, loss])
 

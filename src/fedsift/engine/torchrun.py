@@ -80,6 +80,8 @@ class Far:
 
     def __init__(self, other: int) -> None:
         self.other = other
+        self.owes = 0
+        """Answers that are to come, unless one of them says that there will be no more."""
         self.sent: deque[tuple[Any, ...]] = deque()
 
     def send_bytes(self, content: bytes) -> None:
@@ -102,6 +104,12 @@ class Far:
             dist.recv(body, self.other)
         return body.numpy().tobytes()[: int(size)]
 
+    def answer(self) -> Message:
+        """The next of the answers that it owes."""
+        message = Message.receive(self)
+        self.owes = 0 if message.words.keys() & {"diverged", "failed"} else self.owes - 1
+        return message
+
     def flush(self) -> None:
         """Wait until everything that was sent has arrived."""
         with self.heard():
@@ -119,7 +127,8 @@ class Far:
                 signal.SIGTERM, signal.SIG_IGN
             )  # what is done so far is still to be saved
             why = "does not answer" if "imed out" in str(problem) else "ended"
-            raise WorkerDied(f"rank {self.other} {why}") from None
+            who = "another rank" if self.other == rank() else f"rank {self.other}"
+            raise WorkerDied(f"{who} {why}") from None
 
 
 class Torchrun:
@@ -136,16 +145,23 @@ class Torchrun:
             share = job.cohort[far.other :: ranks()]
             words = {"do": "train", "round": job.round, "clients": share}
             Message(words, joined_memory(job, share)).send(far)
+            far.owes = len(share)
         broadcast(*job.state)
         own = one_by_one(self.here, replace(job, cohort=job.cohort[:: ranks()]))
-        for place, client in enumerate(job.cohort):
-            turn = place % ranks()
-            yield self.receive(client, self.others[turn - 1]) if turn else next(own)
+        try:
+            for place, client in enumerate(job.cohort):
+                turn = place % ranks()
+                yield self.receive(client, self.others[turn - 1]) if turn else next(own)
+        except Diverged:
+            for far in self.others:
+                while far.owes:
+                    far.answer()
+            raise
 
     def receive(self, client: int, far: Far) -> ClientResult:
         """The next result of another rank."""
         device = self.task.clients[0][0].device
-        reply = checked(Message.receive(far))
+        reply = checked(far.answer())
         update = decode(reply.frame, self.task.layout, Limits(max_abs=float("inf"))).to(device)
         kept = {name: x.to(device) for name, x in reply.tensors.items()}
         return ClientResult(client, update, kept, reply.words["loss"], size=len(reply.frame))

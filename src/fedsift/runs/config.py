@@ -120,11 +120,12 @@ def read_values(path: Path) -> dict[str, Any]:
         raise ConfigError(f"there is no config file {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
         raise ConfigError(f"cannot read {path}: {problem}") from None
-    spelt = {key.replace("-", "_"): value for key, value in values.items()}
-    if len(spelt) < len(values):
-        twice = next(key for key in values if key.replace("_", "-") in values and "_" in key)
-        raise ConfigError(f"{path} has both {twice!r} and {_flag(twice)!r}, which are one key")
-    return spelt
+    spelt: dict[str, str] = {}
+    for key in values:
+        known = spelt.setdefault(key.replace("-", "_"), key)
+        if known != key:
+            raise ConfigError(f"{path} has both {known!r} and {key!r}, which are one key")
+    return {name: values[key] for name, key in spelt.items()}
 
 
 def check_type(key: str, value: Any, wanted: str) -> None:

@@ -18,6 +18,7 @@ import fedsift
 from fedsift.data import Dataset, deal, digest_of, load, split
 from fedsift.engine import native
 from fedsift.engine.local import one_thread
+from fedsift.engine.task import Diverged
 from fedsift.engine.torchrun import Follower, Torchrun, rank, ranks
 from fedsift.federation import Federation, Snapshot
 from fedsift.models import build
@@ -113,10 +114,18 @@ def go(
             folder.append(record, uploads.sum_up(snapshot.round))
             keeper.offer(snapshot, float(record["seconds"] or 0))
             yield record
-        if isinstance(federation.engine, Torchrun):
-            federation.engine.end()
+        end(federation)
+    except Diverged:
+        end(federation)
+        raise
     finally:
         keeper.save()
+
+
+def end(federation: Federation) -> None:
+    """Let other ranks, if there are any, go on to their next run."""
+    if isinstance(federation.engine, Torchrun):
+        federation.engine.end()
 
 
 class Keeper:

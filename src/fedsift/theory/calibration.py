@@ -10,11 +10,12 @@ from typing import Any
 from fedsift.algorithms import fedadam_ssm
 from fedsift.data import deal, load
 from fedsift.engine import Reference, Task
-from fedsift.engine.task import Diverged
+from fedsift.engine.task import Diverged, check_model
 from fedsift.federation import Federation, Snapshot
 from fedsift.models import build
 from fedsift.runs.compare import MIBIT
 from fedsift.runs.config import RunConfig
+from fedsift.runs.run import check_output
 from fedsift.seeding import stream
 from fedsift.simulation import Record, play
 from fedsift.theory.race import LADDERS, Choice, Curve, Forecast, Point, Race, Tried, climb
@@ -109,6 +110,8 @@ def calibration_task(config: RunConfig) -> Task:
     parts = deal(config.partition, labels, config.clients, config.seed, config.theta)
     clients = [(x[rest[part]], y[rest[part]]) for part in parts]
     model = build(config.model, dataset.shape, config.seed, dataset.dtype)
+    check_model(model, x[:2])
+    check_output(model, dataset, config.model)
     batch = config.batch_size or None
     return Task(
         model, dataset.loss, clients, (x[held], y[held]), batch, config.seed, Layout.of(model)
@@ -122,10 +125,12 @@ def point_of(record: Record) -> Point:
     Point(mibit=1.0, loss=inf, accuracy=0.5)
     """
     loss = record["loss"]
+    if record["accuracy"] is None:
+        raise ValueError("advise compares accuracies: give the task a test set with class labels")
     return Point(
         float(record["uplink_bits_paper"] or 0) / MIBIT,
         math.inf if loss is None else float(loss),
-        float(record["accuracy"] or 0),
+        float(record["accuracy"]),
     )
 
 
@@ -240,6 +245,10 @@ def _conclude(
     )
 
 
+FARTHEST = 1e9
+"""Mibit that nobody will send: a forecast of more says that the accuracy is not reached."""
+
+
 def mibit_to(curve: Curve, accuracy: float) -> float | None:
     """Mibit to an accuracy: as measured, or else by the curve's forecast.
 
@@ -250,7 +259,10 @@ def mibit_to(curve: Curve, accuracy: float) -> float | None:
         if point.accuracy >= accuracy:
             return point.mibit
     forecast = Forecast.of(curve)
-    return None if forecast is None or accuracy >= 1 else forecast.mibit(accuracy)
+    if forecast is None or accuracy >= 1:
+        return None
+    mibit = forecast.mibit(accuracy)
+    return mibit if mibit < FARTHEST else None
 
 
 def reasons(race: Race) -> list[str]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import astuple, dataclass, replace
 
+import numpy as np
+
 from fedsift.theory.ranges import check
 
 
@@ -61,16 +63,33 @@ class Setting:
     @property
     def noise(self) -> float:
         """Σ D̃ₙ (σ_l/√D̃ₙ + σ_g)² / Σ D̃ₙ, the mean squared error of a client's gradient."""
-        each = [n * (self.sigma_l / math.sqrt(n) + self.sigma_g) ** 2 for n in self.batches]
+        errors = [self.sigma_l / math.sqrt(n) + self.sigma_g for n in self.batches]
+        each = [n * error * error for n, error in zip(self.batches, errors, strict=True)]
         return sum(each) / sum(self.batches)
 
     @property
     def adam_gap(self) -> float:
         """How unlike the sum of L Adam steps and one gradient may be, in units of G²d."""
         L, eps, g2 = float(self.local_steps), self.eps, self.grad_bound * self.grad_bound
-        fresh = L - self.beta2 * (1 - math.pow(self.beta2, L)) / (1 - self.beta2)
+        fresh = sum_of_fresh(self.beta2, self.local_steps)
         momentum = 4 * self.beta1 * (1 - math.pow(self.beta1, L)) / (1 - self.beta1) ** 2
         return g2 / eps * (g2 / eps) * self.d * L * fresh / (4 * eps) + (L * L + momentum) / eps + 1
+
+
+MANY_STEPS = 1_000_000
+
+
+def sum_of_fresh(beta: float, steps: int) -> float:
+    """Σ (1 − βʲ) for j = 1 … L, exact also where β is nearly 1.
+
+    >>> sum_of_fresh(0.5, 2), round(sum_of_fresh(1 - 1e-12, 30) / 1e-12)
+    (1.25, 465)
+    """
+    if beta == 0:
+        return float(steps)
+    if steps <= MANY_STEPS:
+        return float(-np.expm1(math.log(beta) * np.arange(1, steps + 1)).sum())
+    return steps + beta * math.expm1(steps * math.log(beta)) / (1 - beta)
 
 
 @dataclass(frozen=True)
@@ -213,7 +232,7 @@ def local_steps_threshold(
     308.2
     """
     check(d=d, density=density, eps=eps, rho=rho, grad_bound=grad_bound, gap=gap, rounds=rounds)
-    inside = (1 - density) * rho * grad_bound * grad_bound * d / (eps * gap * math.sqrt(rounds))
+    inside = (1 - density) * rho * grad_bound * grad_bound * d / eps / gap / math.sqrt(rounds)
     if not math.isfinite(inside):
         raise ValueError("these constants give a threshold beyond 10^77, which says nothing")
     return float(inside**0.25)

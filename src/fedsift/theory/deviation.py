@@ -201,7 +201,7 @@ def deviation_recurrence(
         ),
         log_start_w=log1p_exp(first_gradient + log(rho)),
         log_start_m=log_step + log(beta1),
-        log_start_v=log_step + log_d / 2 + log_g + math.log(beta2 / 2) - log_eps,
+        log_start_v=log_step + log_d / 2 + log_g + math.log(beta2) - math.log(2) - log_eps,
         log_start_noise=first_gradient + log_noise,
     )
 

@@ -165,6 +165,12 @@ def _walk(
     return best
 
 
+FLAT = 1e-3
+"""A power of the bits below which an error stands still, as far as anybody can tell."""
+LARGEST = 700.0
+"""Of which exp is still a number."""
+
+
 @dataclass(frozen=True)
 class Forecast:
     """Error on held-out data as a power of the bits spent: error = c · Mibit^(−p)."""
@@ -174,7 +180,7 @@ class Forecast:
 
     @classmethod
     def of(cls, curve: Curve) -> Forecast | None:
-        """Least squares on the second half of a curve; None if it does not fall.
+        """Least squares on the last two thirds of a curve; None if it hardly falls.
 
         >>> curve = [Point(x, 1.0, 1 - 0.4 * x**-0.5) for x in (1.0, 2.0, 3.0, 4.0)]
         >>> round(Forecast.of(curve).power, 6)
@@ -185,7 +191,7 @@ class Forecast:
             return None
         x, y = np.log([p.mibit for p in points]), np.log([1 - p.accuracy for p in points])
         slope, level = np.polyfit(x, y, 1)
-        return cls(float(level), float(-slope)) if slope < 0 else None
+        return cls(float(level), float(-slope)) if slope < -FLAT else None
 
     def accuracy(self, mibit: float) -> float:
         """Accuracy after so many Mibit.
@@ -196,9 +202,10 @@ class Forecast:
         return 1 - math.exp(self.log_c - self.power * math.log(mibit))
 
     def mibit(self, accuracy: float) -> float:
-        """Mibit to an accuracy below 1.
+        """Mibit to an accuracy below 1; infinite if there is no number for it.
 
         >>> round(Forecast(0.0, 1.0).mibit(0.9), 6)
         10.0
         """
-        return math.exp((self.log_c - math.log(1 - accuracy)) / self.power)
+        log_mibit = (self.log_c - math.log(1 - accuracy)) / self.power
+        return math.exp(log_mibit) if log_mibit < LARGEST else math.inf
