@@ -83,7 +83,7 @@ def test_which_layers_are_joined():
     )  # fmt: skip
     kinds = [type(layer).__name__ for layer in fast]
     assert kinds == [
-        "BatchLastConvPool2d", "Done", "Done", "BatchLastConv2d", "ReLU", "Tanh",
+        "BatchLastConvPool2d", "Identity", "Identity", "BatchLastConv2d", "ReLU", "Tanh",
         "BatchLastMaxPool2d",
     ]  # fmt: skip
 

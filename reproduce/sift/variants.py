@@ -21,7 +21,7 @@ from fedsift.adam import clipped_adam_step
 from fedsift.algorithms import Algorithm, Context, Memory, Phase, method
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.fedadamw import BLOCK, block_means, spread
-from fedsift.algorithms.method import Step, sparse_rows
+from fedsift.algorithms.method import Step, nonzero_parts
 from fedsift.codec.update import Parts, Role, sparse
 from fedsift.codec.values import Linear, Log, Sign, ValueCoder
 from fedsift.mask import kept, top_k, top_k_per_layer
@@ -205,7 +205,7 @@ class Rule:
         velocity = self.momentum * memory["velocity"] + mean.w
         way = self.momentum * velocity + mean.w if self.nesterov else velocity
         if self.down_density == 1:
-            return sparse_rows(mean._replace(w=way[0])), {**memory, "velocity": velocity}
+            return nonzero_parts(mean._replace(w=way[0])), {**memory, "velocity": velocity}
         w, v = way + memory["residual"], mean.v[None]
         v = v if self.v_means else v + memory["residual_v"]
         k = kept(self.down_density, context.d)

@@ -61,11 +61,14 @@ app.add_typer(data_app, name="data")
 deployments = typer.Typer(no_args_is_help=True, help="Run a federation of real processes.")
 app.add_typer(deployments, name="deploy")
 
-DIVERGED = 3
+TRAINING_FAILED = 3
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run a command; bad input becomes one line on stderr and exit code 2."""
+    """Run a command. What goes wrong is one line on stderr, and an exit code.
+
+    2 is for bad input, 3 for a training that failed, 1 for the disk.
+    """
     try:
         with joined():
             return int(app(words, standalone_mode=False) or 0)
@@ -77,7 +80,7 @@ def main(words: list[str] | None = None) -> int:
     except ConfigError as problem:
         return _fail(str(problem), 2)
     except (Diverged, TooFewClients, WorkerDied) as problem:
-        return _fail(str(problem), DIVERGED)
+        return _fail(str(problem), TRAINING_FAILED)
     except (OSError, SafetensorError) as problem:
         return _fail(str(problem), 1)
 

@@ -140,21 +140,25 @@ class Federation:
         happened = Happened(inbox.received, inbox.rejected, clamped, inbox.loss, inbox.problems)
         return replace(after, traffic=traffic), happened
 
-    def merge(self, before: Snapshot, phase: Phase, mean: Moments) -> tuple[Snapshot, int, int]:
-        """The server's half: compress the mean, send it down, apply what was sent."""
-        context = Context(self.task.layout, before.round, self.task.seed, ())
+    def merge(self, snapshot: Snapshot, phase: Phase, mean: Moments) -> tuple[Snapshot, int, int]:
+        """The server's half: compress the mean, send it down, apply what was sent.
+
+        ``snapshot`` has this round's number already. Gives the new one, the bytes of the broadcast,
+        and how many coordinates of V had to be lifted to zero.
+        """
+        context = Context(self.task.layout, snapshot.round, self.task.seed, ())
         try:
-            parts, memory = phase.broadcast(context, mean, before.server_memory)
+            parts, memory = phase.broadcast(context, mean, snapshot.server_memory)
         except NotFiniteError:
             raise Diverged("the mean update left the finite numbers") from None
-        base = self.base_of(before.state)
-        limits = Limits(base=base, round=before.round, max_abs=float("inf"))
+        base = self.base_of(snapshot.state)
+        limits = Limits(base=base, round=snapshot.round, max_abs=float("inf"))
         sent = Update(parts, (1.0,))
-        received, size = self.wire(sent, self.spec(before.round, base), limits)
-        state, clamped = apply_broadcast(phase, before.state, received.parts)
+        received, size = self.wire(sent, self.spec(snapshot.round, base), limits)
+        state, clamped = apply_broadcast(phase, snapshot.state, received.parts)
         if not finite(*state):
             raise Diverged("the global state left the finite numbers")
-        return replace(before, state=state, server_memory=memory), size, clamped
+        return replace(snapshot, state=state, server_memory=memory), size, clamped
 
     def open_inbox(self, job: Job, memories: Memories) -> Inbox:
         """Where the round's uploads arrive."""
@@ -249,8 +253,8 @@ class Inbox:
     @property
     def loss(self) -> float | None:
         """The mean of the losses that merged clients tell of, as far as they are numbers."""
-        told = [loss for loss in self.losses if math.isfinite(loss)]
-        return sum(loss / len(told) for loss in told) if told else None
+        finite = [loss for loss in self.losses if math.isfinite(loss)]
+        return sum(loss / len(finite) for loss in finite) if finite else None
 
     @property
     def sent(self) -> int:

@@ -47,7 +47,7 @@ def top_k(x: Tensor, k: int) -> Tensor:
 
 
 def _top_k_by_order(magnitude: Tensor, k: int) -> Tensor:
-    """The k largest of each row: for accelerators, as the host need not look at anything.
+    """The k largest of each row, without synchronising a GPU with the host.
 
     >>> _top_k_by_order(torch.tensor([[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 2).tolist()
     [[False, True, True, False], [True, True, False, False]]
@@ -153,7 +153,8 @@ def threshold(x: Tensor, v: float) -> Tensor:
 def positions(mask: Tensor, k: int | None = None) -> Tensor:
     """Indices ``(clients, k)`` of a mask's ones, ascending.
 
-    ``k`` is how many each client has, if that is known: then a GPU is not asked.
+    ``k``: how many each client has, if that is known; without it a GPU must synchronise with the
+    host to count them.
 
     >>> positions(torch.tensor([[False, True, True]])).tolist()
     [[1, 2]]
@@ -177,6 +178,6 @@ def positions(mask: Tensor, k: int | None = None) -> Tensor:
 
 
 def _refuse_nan(x: Tensor) -> None:
-    # On an accelerator this look would stall the device; the engine checks there, once a round.
+    # On a GPU this would synchronise it with the host; there the engine checks, once a round.
     if x.device.type == "cpu" and bool(x.isnan().any()):
         raise ValueError("cannot choose coordinates of a tensor that holds NaN")

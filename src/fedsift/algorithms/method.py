@@ -48,7 +48,7 @@ def from_global(state: Moments, memory: Memory) -> Moments:
 
 def send_nonzero(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
     """The server sends down what it has: the coordinates that any client sent, exactly."""
-    return sparse_rows(mean), memory
+    return nonzero_parts(mean), memory
 
 
 def send_all(roles: tuple[Role, ...]) -> Broadcast:
@@ -66,7 +66,7 @@ def add(state: Moments, received: Moments) -> Moments:
     return state.plus(received)
 
 
-def sparse_rows(mean: Moments) -> Parts:
+def nonzero_parts(mean: Moments) -> Parts:
     """The nonzero coordinates of each tensor, tensors with the same ones under one mask."""
     masks: dict[Role, Tensor] = {role: x[None] != 0 for role, x in moments(mean).items()}
     whole = {role: x[None] for role, x in moments(mean).items()}

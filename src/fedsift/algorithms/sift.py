@@ -68,6 +68,7 @@ def sift(
     def paper_bits(d: int) -> float:
         return kept(density, d) * (bits + V_BITS + math.log2(d))
 
+    # M is never sent: the global M, with which every round starts, stays 0.
     step = partial(
         clipped_adam_step, clip=clip or math.inf, lr=lr, beta1=beta1, beta2=beta2, eps=eps
     )

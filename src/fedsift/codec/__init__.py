@@ -1,7 +1,8 @@
 """How updates become bytes: masks, values, and the frame that carries both."""
 
+from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, decode, encode, encoded_size, state_hash
-from fedsift.codec.limits import FrameError, Limits, shape_of
+from fedsift.codec.limits import Limits, shape_of
 from fedsift.codec.update import Coded, Part, Update, dense, sparse
 from fedsift.codec.values import Float, Linear, Log, Sign
 

@@ -63,7 +63,8 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 def require_finite(x: Tensor) -> None:
     """Refuse to code what is not a number."""
-    if x.device.type == "cpu" and not bool(torch.isfinite(x).all()):  # elsewhere it would wait
+    # On a GPU this would synchronise it with the host; there the engine checks, once a round.
+    if x.device.type == "cpu" and not bool(torch.isfinite(x).all()):
         raise NotFiniteError("values must be finite, and so must their scales")
 
 

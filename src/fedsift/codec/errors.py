@@ -1,4 +1,4 @@
-"""The one exception that bytes from outside can raise."""
+"""What is wrong with a frame that came, and with values that were to go into one."""
 
 from __future__ import annotations
 

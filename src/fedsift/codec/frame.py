@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fedsift.codec.errors import FrameError
 from fedsift.codec.header import (
     ID_BYTES,
     Header,
@@ -21,7 +22,7 @@ from fedsift.codec.header import (
     write_header,
 )
 from fedsift.codec.index import IndexCoder, shortest, shortest_sizes
-from fedsift.codec.limits import FrameError, Limits
+from fedsift.codec.limits import Limits
 from fedsift.codec.update import Coded, Part, Role, Update
 from fedsift.codec.values import Codes, ValueCoder
 from fedsift.vector import Layout, Moments, raw_bytes
@@ -140,7 +141,7 @@ def _part_headers(part: Part, layout: Layout) -> list[PartHeader]:
     about, coders = _about(part, layout)
     values = [coded.sizes() for coded in part.values.values()]
     masks: list[tuple[IndexCoder | None, int]] = [(None, 0)] * len(values[0])
-    if part.indices is not None:  # a device is asked when it has the values' sizes in hand, too
+    if part.indices is not None:  # synchronises a GPU, which has the values' sizes ready, too
         masks = [*shortest_sizes(part.indices, layout.d, layout.starts)]
     by_client = zip(*(sizes.tolist() for sizes in values), strict=True)
     return [

@@ -6,9 +6,9 @@ import math
 import struct
 from dataclasses import dataclass
 
-from fedsift.codec.errors import require
+from fedsift.codec.errors import FrameError, require
 from fedsift.codec.index import CODERS, IndexCoder
-from fedsift.codec.limits import FrameError, Limits, Shape
+from fedsift.codec.limits import Limits, Shape
 from fedsift.codec.update import ROLES, Role
 from fedsift.codec.values import Blocked, ValueCoder, from_wire_id
 from fedsift.vector import Layout

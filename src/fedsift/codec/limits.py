@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsift.codec.errors import FrameError
 from fedsift.codec.update import Role, Update
-
-__all__ = ["FrameError", "Limits", "Shape", "shape_of"]
 
 Shape = tuple[tuple[tuple[Role, ...], int | None, tuple[int, ...]], ...]
 """By part: its roles, how many coordinates (None: every one), and the wire ids of its coders."""

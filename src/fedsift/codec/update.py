@@ -44,7 +44,7 @@ class Coded:
         return self.coder.restore(self.codes, self.dtype)
 
     def sizes(self) -> Tensor:
-        """The bytes of each client's values; a device has to count only where they can differ."""
+        """The bytes of each client's values; nothing is counted on a GPU unless they can differ."""
         if isinstance(self.coder, Blocked):
             return self.coder.sizes(self.codes)
         clients, n = self.codes.codes.shape
@@ -147,7 +147,8 @@ def sparse(
 ) -> Parts:
     """The masked coordinates of the given tensors, all under one mask.
 
-    ``k`` is how many each client keeps, if that is known: then an accelerator is not asked.
+    ``k``: how many each client keeps, if that is known; without it a GPU must synchronise with the
+    host to count them.
     ``since`` holds what is subtracted from the tensors, at these coordinates only.
 
     >>> mask = torch.tensor([[True, False, True]])

@@ -105,7 +105,7 @@ def join_pools(sequence: nn.Sequential) -> None:
             layer.__class__ = BatchLastConvPool2d
             setattr(layer, "rectifies", len(joined) == 2)  # noqa: B010, its class is new
             for place in range(number + 1, number + 1 + len(joined)):
-                sequence[place] = Done()  # only here: a ReLU may have more places
+                sequence[place] = nn.Identity()  # only here: a ReLU may have more places
 
 
 def kind(layer: nn.Module) -> str:
@@ -162,14 +162,6 @@ class BatchLastConvPool2d(nn.Conv2d):
             return y.relu() if self.rectifies else y
         rows = to_rows(padded(self, x))
         return from_rows(apply(ConvolutionHalving, rows, self.weight, self.bias, self.rectifies))
-
-
-class Done(nn.Module):
-    """A layer whose work the one before it has done."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """X as it is."""
-        return x
 
 
 class BatchLastMaxPool2d(nn.MaxPool2d):

@@ -23,8 +23,8 @@ InPlace = Callable[[Moments, Tensor, Tensor], None]
 def fused(step: Step, like: Tensor) -> InPlace:
     """The same step, writing its result over its input.
 
-    The last argument receives the new weights, too, in its own number format, unless it is the
-    weights themselves.
+    The last argument is the copy of the weights in the number format of the layers, bf16 say, which
+    follows them; where there is no such copy, give the weights themselves.
 
     >>> x = Moments.start(torch.zeros(1, 2))
     >>> fused(lambda x, gradient: x._replace(w=x.w - gradient), x.w)(x, torch.ones(1, 2), x.w)

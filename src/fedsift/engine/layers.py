@@ -1,8 +1,9 @@
 """Layers of a network for all clients of a stack at once, on a GPU.
 
 Each client has weights of its own, so that a layer is a batch of small products. Its gradient by
-the weights goes straight to where the optimiser reads it; autograd carries only the gradient by the
-activations, and an ``anchor`` that makes it begin.
+the weights goes straight to where the optimiser reads it, and autograd passes on only the gradient
+by the activations. ``anchor`` is a tensor that requires a gradient for no other reason than that
+autograd then calls the first layer's backward pass, too, although its input needs none.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Stacked:
         update = Update(parts, weights)
         name = self.algorithm.name
         sizes = encoded_sizes(update, [Spec(self.task.layout, name, job.round, n) for n in clients])
-        if self.data.is_cuda:  # the host had to wait for the sizes; only now is a look for free
+        if self.data.is_cuda:  # the sizes have synchronised it: this check is free here
             refuse_unsound(clients, sound)
         return Results(clients, update, kept, tuple(losses.tolist()), tuple(sizes))
 
@@ -158,7 +158,7 @@ class Stacked:
 
     @torch.no_grad()
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
-        """Accuracy (for class labels) and mean loss on the test set; the host looks once."""
+        """Accuracy (for class labels) and mean loss on the test set; a GPU synchronises once."""
         if self.task.test is None:
             return None, None
         devices = [self.data.device] if self.data.is_cuda else []

@@ -7,6 +7,7 @@ for every message, and a client has no use for the server's half.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,17 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["FedSift", "arrays_of", "client_app"]
 
 
+HOMES = {"FedSift": "strategy", "arrays_of": "arrays", "client_app": "client"}
+"""Where a name is defined."""
+
+
 def __getattr__(name: str) -> Any:
-    if name == "client_app":
-        from fedsift.flower.client import client_app
-
-        return client_app
-    if name == "arrays_of":
-        from fedsift.flower.arrays import arrays_of
-
-        return arrays_of
-    if name == "FedSift":
-        from fedsift.flower.strategy import FedSift
-
-        return FedSift
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"fedsift.flower.{HOMES[name]}"), name)

@@ -50,7 +50,7 @@ def server() -> ServerApp:
         from fedsift.data import load
         from fedsift.engine import Reference
         from fedsift.engine.task import Elsewhere, Task
-        from fedsift.flower.arrays import arrays_of
+        from fedsift.flower.arrays import arrays_of, flat
         from fedsift.flower.strategy import FedSift
         from fedsift.models import build
         from fedsift.vector import Layout
@@ -64,8 +64,7 @@ def server() -> ServerApp:
         engine = Reference(task)
 
         def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
-            w = layout.flatten({n: torch.from_numpy(a.numpy()) for n, a in arrays.items()})
-            accuracy, mean = engine.evaluate(w)
+            accuracy, mean = engine.evaluate(flat(arrays)[1])
             return MetricRecord({"accuracy": accuracy or 0.0, "loss": mean or 0.0})
 
         strategy = FedSift(
