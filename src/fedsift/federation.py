@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, zeros
 from fedsift.codec.errors import FrameError, NotFiniteError
 from fedsift.codec.frame import Spec, decode, encoded_size, state_hash
-from fedsift.codec.limits import Limits, Shape, shape_of
+from fedsift.codec.limits import Limits
 from fedsift.codec.update import ROLES, Parts, Sum, Update, add_parts, dense, moments
 from fedsift.codec.wire import Wire, counted
 from fedsift.engine.task import (
@@ -168,23 +168,13 @@ class Federation:
 
     def limits(self, job: Job, base: bytes) -> Limits:
         """What every upload of a round must be like."""
-        shape = self.expected_shape(job) if self.wire is not counted else None
-        name = self.algorithm.name
-        return Limits(run=self.run_id, base=base, round=job.round, algorithm=name, shape=shape)
+        return Limits(run=self.run_id, base=base, round=job.round, algorithm=self.algorithm.name)
 
     def opened(self, reply: Received, limits: Limits) -> Update:
         """What a client elsewhere has sent, or a :class:`FrameError`."""
         most = self.task.batch_size or self.most_samples
         limits = replace(limits, client=reply.client, min_weight=1, max_weight=most)
         return decode(reply.frame, self.task.layout, limits)
-
-    def expected_shape(self, job: Job) -> Shape:
-        """What every honest upload of this round looks like, found by sending nothing at all."""
-        nothing = Moments.start(torch.zeros_like(job.state.w)[None])
-        memory = zeros(self.algorithm.client_memory, 1, job.state.w)
-        context = Context(self.task.layout, job.round, self.task.seed, (0,))
-        parts, _ = job.phase.send(context, nothing, nothing, memory)
-        return shape_of(Update(parts, (1.0,)))
 
     def base_of(self, state: Moments) -> bytes:
         """The base state's hash; zeros where no frame is built, to save the time."""

@@ -21,7 +21,7 @@ def counted(update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
 def carried(update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
     """The update after a journey as bytes, from a sender who is no stranger: any values will do."""
     frame = encode(update, spec)
-    known = replace(limits, shape=None, max_abs=float("inf"))
+    known = replace(limits, max_abs=float("inf"))
     return decode(frame, spec.layout, known).to(update.device), len(frame)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -10,7 +11,10 @@ from typing import Any, Protocol
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedsift.engine.task import Diverged
+from fedsift.codec.frame import Spec, decode, encode
+from fedsift.codec.limits import Limits
+from fedsift.engine.task import ClientResult, Diverged, Task
+from fedsift.vector import Layout
 
 
 class WorkerDied(RuntimeError):
@@ -47,6 +51,27 @@ class Message:
     def receive(cls, line: Line) -> Message:
         """Wait for the next message."""
         return cls(json.loads(line.recv_bytes()), load(line.recv_bytes()), line.recv_bytes())
+
+
+def message_of(result: ClientResult, layout: Layout, algorithm: str, round: int) -> Message:
+    """A client's result, its update as a frame."""
+    frame = encode(result.update, Spec(layout, algorithm, round, result.client))
+    return Message({"loss": result.loss}, result.memory, frame)
+
+
+def result_of(message: Message, client: int, task: Task) -> ClientResult:
+    """What :func:`message_of` was made of, on the task's device."""
+    device = task.clients[0][0].device
+    update = decode(message.frame, task.layout, Limits(max_abs=float("inf"))).to(device)
+    kept = {name: x.to(device) for name, x in message.tensors.items()}
+    return ClientResult(client, update, kept, message.words["loss"], size=len(message.frame))
+
+
+def failure(problem: Exception) -> Message:
+    """The answer of a process in which something went wrong."""
+    if isinstance(problem, Diverged):
+        return Message({"diverged": str(problem)})
+    return Message({"failed": "".join(traceback.format_exception(problem))})
 
 
 def checked(reply: Message) -> Message:

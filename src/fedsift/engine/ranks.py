@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,12 +28,10 @@ import torch
 from torch import Tensor
 
 from fedsift.algorithms.method import Algorithm
-from fedsift.codec.frame import Spec, decode, encode
-from fedsift.codec.limits import Limits
 from fedsift.engine.local import Trainer, chunks_of, total_score
-from fedsift.engine.message import Message, WorkerDied, checked
+from fedsift.engine.message import Message, WorkerDied, checked, failure, message_of, result_of
 from fedsift.engine.reference import Reference
-from fedsift.engine.task import ClientResult, Diverged, Job, Task
+from fedsift.engine.task import ClientResult, Job, Task
 from fedsift.vector import Moments
 
 gc.freeze()
@@ -69,10 +66,7 @@ class Ranks:
         begin = Message({"do": "begin", "round": job.round}, job.state._asdict())
         requests = (Message({"do": "train", "client": n}, job.memory[n]) for n in waiting)
         for client, reply in zip(waiting, crew.ask(begin, requests), strict=True):
-            update = decode(reply.frame, self.task.layout, Limits(max_abs=float("inf")))
-            yield ClientResult(
-                client, update, reply.tensors, reply.words["loss"], size=len(reply.frame)
-            )
+            yield result_of(reply, client, self.task)
 
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
         """Accuracy (for class labels) and mean loss on the test set, a chunk a request."""
@@ -255,10 +249,8 @@ class Worker:
                 return None
         try:
             return self._work(message)
-        except Diverged as problem:
-            return Message({"diverged": str(problem)})
-        except Exception:
-            return Message({"failed": traceback.format_exc()})
+        except Exception as problem:
+            return failure(problem)
 
     def _work(self, message: Message) -> Message:
         match message.words:
@@ -274,8 +266,7 @@ class Worker:
         phase = self.algorithm.phase(self.round)
         job = Job(self.round, phase, state, (client,), {client: memory})
         result = self.trainer.train(job, client)
-        spec = Spec(self.task.layout, self.algorithm.name, self.round, client)
-        return Message({"loss": result.loss}, result.memory, encode(result.update, spec))
+        return message_of(result, self.task.layout, self.algorithm.name, self.round)
 
 
 def cores() -> int:

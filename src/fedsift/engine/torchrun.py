@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import traceback
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,10 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedsift.algorithms.method import Algorithm, Memory
-from fedsift.codec.frame import Spec, decode, encode
-from fedsift.codec.limits import Limits
 from fedsift.engine.local import Score, Trainer, chunks_of, one_thread, total_score
-from fedsift.engine.message import Message, WorkerDied, checked
+from fedsift.engine.message import Message, WorkerDied, checked, failure, message_of, result_of
 from fedsift.engine.task import ClientResult, Diverged, Engine, Job, Results, Task
 from fedsift.vector import Moments
 
@@ -79,7 +76,7 @@ class Far:
     """The line to another rank."""
 
     def __init__(self, other: int) -> None:
-        self.other = other
+        self.other, self.name = other, f"rank {other}"
         self.owes = 0
         """Answers that are to come, unless one of them says that there will be no more."""
         self.sent: deque[tuple[Any, ...]] = deque()
@@ -88,7 +85,7 @@ class Far:
         """Send some bytes, and go on before they have arrived."""
         size = torch.tensor([len(content)])
         body = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
-        with self.heard():
+        with heard(self.name):
             works = [dist.isend(x, self.other) for x in (size, body)]
             self.sent.append((works, size, body))  # what is under way must stay in memory
             while len(self.sent) > 3 * AHEAD:
@@ -98,7 +95,7 @@ class Far:
     def recv_bytes(self) -> bytes:
         """Wait for the next bytes."""
         size = torch.zeros(1, dtype=torch.int64)
-        with self.heard():
+        with heard(self.name):
             dist.recv(size, self.other)
             body = torch.empty(max(1, int(size)), dtype=torch.uint8)
             dist.recv(body, self.other)
@@ -112,23 +109,21 @@ class Far:
 
     def flush(self) -> None:
         """Wait until everything that was sent has arrived."""
-        with self.heard():
+        with heard(self.name):
             while self.sent:
                 for work in self.sent.popleft()[0]:
                     work.wait()
 
-    @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Inside, a rank that cannot be reached is told of in one line."""
-        try:
-            yield
-        except RuntimeError as problem:
-            signal.signal(
-                signal.SIGTERM, signal.SIG_IGN
-            )  # what is done so far is still to be saved
-            why = "does not answer" if "imed out" in str(problem) else "ended"
-            who = "another rank" if self.other == rank() else f"rank {self.other}"
-            raise WorkerDied(f"{who} {why}") from None
+
+@contextmanager
+def heard(who: str) -> Iterator[None]:
+    """Inside, a rank that cannot be reached is told of in one line."""
+    try:
+        yield
+    except RuntimeError as problem:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is done so far is still to be saved
+        why = "does not answer" if "imed out" in str(problem) else "ended"
+        raise WorkerDied(f"{who} {why}") from None
 
 
 class Torchrun:
@@ -151,20 +146,15 @@ class Torchrun:
         try:
             for place, client in enumerate(job.cohort):
                 turn = place % ranks()
-                yield self.receive(client, self.others[turn - 1]) if turn else next(own)
+                if turn == 0:
+                    yield next(own)
+                else:
+                    yield result_of(checked(self.others[turn - 1].answer()), client, self.task)
         except Diverged:
             for far in self.others:
                 while far.owes:
                     far.answer()
             raise
-
-    def receive(self, client: int, far: Far) -> ClientResult:
-        """The next result of another rank."""
-        device = self.task.clients[0][0].device
-        reply = checked(far.answer())
-        update = decode(reply.frame, self.task.layout, Limits(max_abs=float("inf"))).to(device)
-        kept = {name: x.to(device) for name, x in reply.tensors.items()}
-        return ClientResult(client, update, kept, reply.words["loss"], size=len(reply.frame))
 
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
         """Accuracy (for class labels) and mean loss on the test set."""
@@ -201,7 +191,7 @@ def one_by_one(engine: Engine, job: Job) -> Iterator[ClientResult]:
 def broadcast(*tensors: Tensor) -> list[Tensor]:
     """Rank 0's tensors, on every rank."""
     there = [x.detach().cpu().contiguous() for x in tensors]
-    with Far(0).heard():
+    with heard("another rank"):
         for x in there:
             dist.broadcast(x, 0)
     return [x.to(old.device) for x, old in zip(there, tensors, strict=True)]
@@ -232,10 +222,8 @@ class Follower:
                 self.answer(message)
             except WorkerDied:
                 raise
-            except Diverged as problem:
-                Message({"diverged": str(problem)}).send(self.far)
-            except Exception:
-                Message({"failed": traceback.format_exc()}).send(self.far)
+            except Exception as problem:
+                failure(problem).send(self.far)
             self.far.flush()
 
     def answer(self, message: Message) -> None:
@@ -246,9 +234,7 @@ class Follower:
             return
         job = self.job_of(message)
         for result in one_by_one(self.here, job):
-            spec = Spec(self.task.layout, self.algorithm.name, job.round, result.client)
-            words = {"loss": result.loss}
-            Message(words, result.memory, encode(result.update, spec)).send(self.far)
+            message_of(result, self.task.layout, self.algorithm.name, job.round).send(self.far)
 
     def job_of(self, message: Message) -> Job:
         """The job that a message of rank 0 begins."""

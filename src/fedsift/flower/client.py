@@ -32,7 +32,7 @@ from fedsift.engine.local import LocalSteps, local_steps, one_thread, train_clie
 from fedsift.engine.task import Data, Elsewhere, Job, Loss, Task, check_model
 from fedsift.federation import apply_broadcast, run_id, state_of
 from fedsift.flower.protocol import Answer, Order
-from fedsift.flower.store import NO_RECEIPT, Kept, Store
+from fedsift.flower.store import NO_RECEIPT, Kept, Store, receipt_of
 from fedsift.vector import Layout, Moments
 
 RunConfig = dict[str, bool | float | int | str]
@@ -171,7 +171,7 @@ def trained(
     result = train_client(task, job, client, steps)
     spec = Spec(task.layout, algorithm.name, order.round, client, order.run, order.state)
     frame = encode(result.update, spec)
-    memories = {receipt: memory, frame[-len(NO_RECEIPT) :]: result.memory}
+    memories = {receipt: memory, receipt_of(frame): result.memory}
     return result.loss, frame, replace(kept, memories=memories)
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import torch
 from flwr.app import ConfigRecord, Message, MessageType
 from torch import Tensor
 
-from fedsift.algorithms.method import Memory, Phase
+from fedsift.algorithms.method import Context, Memory, Phase, zeros
 from fedsift.codec.frame import Spec, decode, encode, state_hash
-from fedsift.codec.limits import Limits
+from fedsift.codec.limits import Limits, Shape, shape_of
 from fedsift.codec.update import Update
+from fedsift.engine.task import Job
 from fedsift.federation import Federation, Inbox, Snapshot, Traffic, whole
 from fedsift.flower.protocol import Kind, Order
 from fedsift.flower.store import NO_RECEIPT
-from fedsift.vector import raw_bytes
+from fedsift.vector import Moments, raw_bytes
 
 GRACE_SECONDS = 30.0
 """How much longer than a round its orders live: else Flower answers for a client that is late."""
@@ -44,6 +46,18 @@ class Deployment(Federation):
     def first_from(self, w: Tensor) -> Snapshot:
         """Before round 1: nothing was sent yet."""
         return replace(super().first_from(w), traffic=Traffic())
+
+    def limits(self, job: Job, base: bytes) -> Limits:
+        """What every upload of a round must be like; strangers' must also have the right shape."""
+        return replace(super().limits(job, base), shape=self.expected_shape(job))
+
+    def expected_shape(self, job: Job) -> Shape:
+        """What every honest upload of this round looks like, found by sending nothing at all."""
+        nothing = Moments.start(torch.zeros_like(job.state.w)[None])
+        memory = zeros(self.algorithm.client_memory, 1, job.state.w)
+        context = Context(self.task.layout, job.round, self.task.seed, (0,))
+        parts, _ = job.phase.send(context, nothing, nothing, memory)
+        return shape_of(Update(parts, (1.0,)))
 
     def memories(self, snapshot: Snapshot, cohort: tuple[int, ...]) -> dict[int, Memory]:
         """In place of each member's memory, the receipt of the upload that it dates from."""

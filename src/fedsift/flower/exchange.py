@@ -10,11 +10,11 @@ import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedsift.codec.frame import CHECKSUM_BYTES
 from fedsift.engine.task import Missing, Received
 from fedsift.federation import TooFewClients
 from fedsift.flower.deployment import Node, Orders
 from fedsift.flower.protocol import Answer, Malformed, plain
+from fedsift.flower.store import receipt_of
 
 POLL_SECONDS = 0.5
 """Between two looks into the SuperLink."""
@@ -139,5 +139,5 @@ def taken(answer: Answer) -> Received | Missing:
     """An answer as the federation takes it."""
     if answer.outcome != "update":
         return Missing(answer.client, answer.reason or answer.outcome)
-    receipt = torch.frombuffer(bytearray(answer.frame[-CHECKSUM_BYTES:]), dtype=torch.uint8)
+    receipt = torch.frombuffer(bytearray(receipt_of(answer.frame)), dtype=torch.uint8)
     return Received(answer.client, answer.frame, {"receipt": receipt}, answer.loss)

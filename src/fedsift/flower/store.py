@@ -9,11 +9,17 @@ from pathlib import Path
 from torch import Tensor
 
 from fedsift.algorithms.method import Memory
+from fedsift.codec.frame import CHECKSUM_BYTES
 from fedsift.disk import CorruptFile, load_tensors, save_tensors
 from fedsift.vector import Layout, Moments
 
 NO_RECEIPT = bytes(8)
 """Stands for the upload of a client of which none was merged yet."""
+
+
+def receipt_of(frame: bytes) -> bytes:
+    """What an upload is remembered by: its frame's checksum."""
+    return frame[-CHECKSUM_BYTES:]
 
 
 @dataclass(frozen=True)
