@@ -109,20 +109,21 @@ def test_the_held_out_samples_are_not_trained_on():
 
 def test_advice_on_a_real_task_is_whole_and_repeatable(task, monkeypatch):
     monkeypatch.setattr(calibration, "MAX_ROUNDS", 4)
-    said = []
-    advice = advise(task, rounds=2, budget_mibit=5.0, say=said.append)
+    said, seen = [], []
+    advice = advise(task, rounds=2, budget_mibit=5.0, say=said.append, watch=seen.append)
     assert advice.choice.density in LADDERS["density"]
     assert advice.rounds == int(5 / advice.choice.mibit(27_430))
     assert 0 < advice.target < 1
     assert len(advice.reasons) >= 3
     assert any(line.startswith("density: 0.01 (") for line in advice.reasons)
     assert said
+    assert len(seen) >= sum(tried.rounds for tried in advice.tried)
     assert advice.json()["choice"] == vars(advice.choice)
     assert advise(task, rounds=2, budget_mibit=5.0).choice == advice.choice
 
 
 def test_a_run_is_taken_up_where_it_stopped(task):
-    whole, halves = Calibration(task, print), Calibration(task, print)
+    whole, halves = Calibration(task, print, print), Calibration(task, print, print)
     choice = Choice(local_steps=2)
     whole.run(choice, lambda c: len(c) >= 4)
     halves.run(choice, lambda c: len(c) >= 2)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsift.algorithms import fedadam_ssm
 from fedsift.data import deal, load
-from fedsift.engine import Reference, Task
+from fedsift.engine import Task
 from fedsift.engine.task import Diverged, check_model
 from fedsift.federation import Federation, Snapshot
 from fedsift.models import build
@@ -17,7 +17,7 @@ from fedsift.runs.compare import MIBIT
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import check_output
 from fedsift.seeding import stream
-from fedsift.simulation import Record, play
+from fedsift.simulation import Record, engine_for, play
 from fedsift.theory.race import LADDERS, Choice, Curve, Forecast, Point, Race, Tried, climb
 from fedsift.vector import Layout
 
@@ -28,6 +28,9 @@ FEWEST_ROUNDS = 5
 MAX_ROUNDS = 30
 """No choice runs longer than this in the calibration."""
 Say = Callable[[str], None]
+"""Is given a line when a choice has been tried."""
+Watch = Callable[[str], None]
+"""Is given a line after every round."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,8 @@ class Advice:
 class Calibration:
     """Runs of one task, each of which can be taken up again where it stopped."""
 
-    def __init__(self, task: Task, say: Say) -> None:
-        self.task, self.say = task, say
+    def __init__(self, task: Task, say: Say, watch: Watch) -> None:
+        self.task, self.say, self.watch = task, say, watch
         self.snapshots: dict[Choice, Snapshot] = {}
         self.curves: dict[Choice, Curve] = {}
 
@@ -77,8 +80,8 @@ class Calibration:
 
     def run(self, choice: Choice, stop: Callable[[Curve], bool]) -> Curve:
         """Train on with a choice until ``stop`` says so; a run that diverges stops too."""
-        settings = asdict(choice)
-        federation = Federation(self.task, fedadam_ssm(**settings), Reference(self.task))
+        method = fedadam_ssm(**asdict(choice))
+        federation = Federation(self.task, method, engine_for(self.task, method, "fp32"))
         curve = self.curves.setdefault(choice, [])
         snapshot = self.snapshots.get(choice) or federation.first()
         rounds = play(federation, snapshot, snapshot.round + MAX_ROUNDS)
@@ -87,6 +90,7 @@ class Calibration:
             while not (curve and stop(curve)):
                 self.snapshots[choice], record = next(rounds)
                 curve.append(point_of(record))
+                self.watch(f"{choice}: {told(curve)}")
         except (StopIteration, Diverged):
             pass
         if len(curve) > before or not curve:
@@ -156,13 +160,15 @@ def advise(
     target: float | None = None,
     rounds: int = 5,
     say: Say = lambda line: None,
+    watch: Watch = lambda line: None,
 ) -> Advice:
     """Calibrate on a task and say which L, learning rate and density to use.
 
     The task's test set is what the choices are judged by: give held-out data there, as
     :func:`calibration_task` does, not what you will report on. The paper's defaults set the line
     that every other choice races to: they train to the ``target``, but for no more than 30 rounds,
-    or for the given ``rounds`` where there is no target.
+    or for the given ``rounds`` where there is no target. ``say`` is told of every choice that was
+    tried, ``watch`` of every round.
 
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
@@ -175,7 +181,7 @@ def advise(
         raise ValueError(f"target must be in (0, 1), got {target}")
     if rounds < 1:
         raise ValueError(f"calibration-rounds must be at least 1, got {rounds}")
-    calibration = Calibration(task, say)
+    calibration = Calibration(task, say, watch)
     start = first_choice(calibration.d, budget_mibit)
     far = rounds if target is None else MAX_ROUNDS
     reference = list(calibration.run(start, lambda c: len(c) >= far or _best(c) >= (target or 1)))

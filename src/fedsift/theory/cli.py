@@ -6,16 +6,18 @@ import json
 import math
 import shlex
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fedsift.data.files import use_data_folder
 from fedsift.options import DataDir
 from fedsift.runs.config import RunConfig
 from fedsift.terminal import err, out, plain_table, user_input
-from fedsift.theory.calibration import Advice, calibration_task
+from fedsift.theory.calibration import Advice, Watch, calibration_task
 from fedsift.theory.calibration import advise as calibrate
 from fedsift.theory.convergence import (
     Bound,
@@ -222,16 +224,26 @@ def advise(
     }  # fmt: skip
     with user_input():
         use_data_folder(data_dir)
-        advice = calibrate(
-            calibration_task(RunConfig.from_values(values)), budget_mibit=budget_mbit,
-            target=target, rounds=calibration_rounds,
-            say=lambda line: err.print(line, highlight=False, soft_wrap=True),
-        )  # fmt: skip
+        task = calibration_task(RunConfig.from_values(values))
+        with watched() as watch:
+            advice = calibrate(
+                task, budget_mibit=budget_mbit, target=target, rounds=calibration_rounds,
+                say=lambda line: err.print(line, highlight=False, soft_wrap=True), watch=watch,
+            )  # fmt: skip
     command = command_line({**values, **({"data_dir": data_dir} if data_dir else {})}, advice)
     if as_json:
         print(json.dumps({**advice.json(), "command": command}, indent=2, allow_nan=False))
     else:
         show(advice, command)
+
+
+@contextmanager
+def watched() -> Iterator[Watch]:
+    """What is being tried, and for how long, on a line that is gone when the work is done."""
+    columns = SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    with Progress(*columns, console=err, transient=True) as progress:
+        now = progress.add_task("the first round", total=None)
+        yield lambda line: progress.update(now, description=line)
 
 
 def command_line(values: dict[str, Any], advice: Advice) -> str:
