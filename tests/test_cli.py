@@ -672,6 +672,8 @@ def test_1_and_1_0_are_one_setting(here):
     assert "lr = 1.0" in ours
     with pytest.raises(ValueError, match="lr must be a positive number"):
         RunConfig.from_values({"lr": 10**400})
+    with pytest.raises(ValueError, match="theta is too large for a number"):
+        RunConfig.from_values({"theta": 10**400})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")

@@ -243,8 +243,8 @@ class Inbox:
     @property
     def loss(self) -> float | None:
         """The mean of the losses that merged clients tell of, as far as they are numbers."""
-        finite = [loss for loss in self.losses if math.isfinite(loss)]
-        return sum(loss / len(finite) for loss in finite) if finite else None
+        numbers = [loss for loss in self.losses if math.isfinite(loss)]
+        return sum(loss / len(numbers) for loss in numbers) if numbers else None
 
     @property
     def sent(self) -> int:

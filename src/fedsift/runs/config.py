@@ -57,7 +57,10 @@ class RunConfig:
         common = {key: value for key, value in values.items() if key in own}
         for key, value in common.items():
             check_type(key, value, own[key])
-            common[key] = float(value) if own[key] == "float" else value
+            try:
+                common[key] = float(value) if own[key] == "float" else value
+            except OverflowError:
+                raise ConfigError(f"{_flag(key)} is too large for a number") from None
         if "algorithm" in common:
             common["algorithm"] = common["algorithm"].replace("_", "-")
         config = cls(**common, settings={k: v for k, v in values.items() if k not in own})
