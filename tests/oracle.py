@@ -522,6 +522,7 @@ def sift(
     bits: int,
     momentum: float,
     clip: float,
+    warmup_rounds: int,
     local_steps: int,
     lr: float,
     beta1: float,
@@ -541,10 +542,11 @@ def sift(
         sent_v[mask] = log_quantise(v[mask], 4)
         return sent_w, sent_v
 
-    for _ in range(rounds):
+    for t in range(1, rounds + 1):
         dW_hats, dV_hats = [], []
+        bound = clip * min(1, math.ceil(4 * t / warmup_rounds) / 4)
         for n, gradient in enumerate(gradients):
-            w, _, v = adam(gradient, (W, M, V), local_steps, lr, beta1, beta2, eps, clip)
+            w, _, v = adam(gradient, (W, M, V), local_steps, lr, beta1, beta2, eps, bound)
             u = w - W + decay * residuals[n]
             sent_w, sent_v = sifted(u, v - V, up)
             residuals[n] = u - sent_w

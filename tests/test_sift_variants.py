@@ -59,7 +59,7 @@ def test_every_variant_trains_and_is_another_method(scripts):
     for name, change in scripts["variants"].VARIANTS.items():
         settings = dict(change)
         make = algorithms.find(settings.pop("algorithm", "sift-variant"))
-        result = train(make(**plain, **settings), 4)
+        result = train(make(**plain, **settings), 6)
         assert torch.isfinite(result.state.w).all(), name
         changed[name] = result.state.w
     same = {name for name, w in changed.items() if torch.equal(w, changed["sift"])}

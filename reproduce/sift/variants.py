@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from fedsift.algorithms import Algorithm, Context, Memory, Phase, method
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.fedadamw import BLOCK, block_means, spread
 from fedsift.algorithms.method import Step, nonzero_parts
+from fedsift.algorithms.sift import bound_in
 from fedsift.codec.update import Parts, Role, sparse
 from fedsift.codec.values import Linear, Log, Sign, ValueCoder
 from fedsift.mask import kept, top_k, top_k_per_layer
@@ -57,8 +58,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "momentum 0.7": {"momentum": 0.7},
     "momentum not Nesterov's": {"nesterov": 0},
     "gradients not clipped": {"clip": 0.0},
-    "gradients clipped to 0.5": {"clip": 0.5},
+    "gradients clipped to 1": {"clip": 1.0},
     "gradients clipped to 2": {"clip": 2.0},
+    "gradients clipped to 8": {"clip": 8.0},
+    "the bound does not rise": {"warmup_rounds": 1},
+    "the bound rises over 20 rounds": {"warmup_rounds": 20},
     "no clipping, momentum not Nesterov's": {"clip": 0.0, "nesterov": 0},
     "V never": {"v_every": 0},
     "V every 5th round": {"v_every": 5},
@@ -107,6 +111,7 @@ def sift_variant(
     momentum: float = 0.5,
     nesterov: int = 1,
     clip: float = 4.0,
+    warmup_rounds: int = 40,
     local_steps: int = 30,
     lr: float = 1e-3,
     beta1: float = 0.9,
@@ -124,16 +129,20 @@ def sift_variant(
     last global update. ``keep_down``: the server keeps what it did not send; ``down_density`` 1
     sends the mean as it is. ``whole_steps``: lr makes up for M's start at 0.
     ``momentum`` is the server's; with ``nesterov`` it looks a step ahead. ``clip``: the most that a
-    gradient's norm may be, 0 is anything.
+    gradient's norm may be, 0 is anything; it rises in the first ``warmup_rounds``.
     """
     given = dict(locals())
     whole = lr / strength(beta1, local_steps) if whole_steps and not m_bits else lr
-    step = partial(
-        clipped_adam_step, clip=clip or math.inf, lr=whole, beta1=beta1, beta2=beta2, eps=eps
-    )
-    rule = Rule(step, **{key: given[key] for key in Rule.__dataclass_fields__ if key != "step"})
+    settings = {key: given[key] for key in Rule.__dataclass_fields__ if key != "step"}
+
+    @cache
+    def rule_with(bound: float) -> Rule:
+        step = partial(clipped_adam_step, clip=bound, lr=whole, beta1=beta1, beta2=beta2, eps=eps)
+        return Rule(step, **settings)
+
+    rule_with(clip)  # refuses settings that do not go together
     return Algorithm(
-        rule.phase,
+        lambda round: rule_with(bound_in(round, clip or math.inf, warmup_rounds)).phase(round),
         client_memory=("residual", "start") if against or common else ("residual",),
         server_memory=("velocity", "residual", "residual_v"),
     )

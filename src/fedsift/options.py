@@ -58,7 +58,11 @@ OPTIONS: dict[str, list[Option]] = {
         ("outer-lr", float, "SparseLoCo: the server's learning rate."),
         ("correction", float, "FedAdamW: α, how much of the last global update is taken again."),
         ("weight-decay", float, "FedAdamW: λ, the decoupled decay of the weights."),
-        ("warmup-rounds", int, "1-bit Adam: rounds of FedAdam before the compression."),
+        (
+            "warmup-rounds",
+            int,
+            "1-bit Adam: rounds of FedAdam at first; sift: rounds in which clip rises.",
+        ),
     ],
 }
 

@@ -34,6 +34,7 @@ CASES = {
         "bits": 4,
         "momentum": 0.5,
         "clip": 1.0,
+        "warmup_rounds": 8,
     },
 }
 

@@ -8,18 +8,19 @@ This project's own method. It keeps FedAdam-SSM's shared mask and changes what i
   a few steps is shorter than a round, and so every round starts with M = 0.
 - The server has momentum instead, Nesterov's, which costs no bits. It does with its step what the
   clients do with their updates, so that the downlink is sparse, too.
-- Gradients have a bounded norm, so that one learning rate suits networks of all kinds.
+- Gradients have a bounded norm, so that one learning rate suits networks of all kinds. The bound
+  rises in the first rounds, in which gradients lead astray most easily.
 """
 
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import cache, partial
 
 from torch import Tensor
 
 from fedsift.adam import clipped_adam_step
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, method
 from fedsift.codec.update import Parts, Role, sparse
 from fedsift.codec.values import Linear, Log, ValueCoder
 from fedsift.mask import kept, top_k
@@ -27,6 +28,8 @@ from fedsift.vector import Moments
 
 V_BITS = 4
 """Bits of a value of V, whose magnitudes span many octaves."""
+STAGES = 4
+"""Equal steps in which the bound on gradients rises."""
 
 
 @method("sift")
@@ -37,6 +40,7 @@ def sift(
     bits: int = 4,
     momentum: float = 0.5,
     clip: float = 4.0,
+    warmup_rounds: int = 40,
     local_steps: int = 30,
     lr: float = 1e-3,
     beta1: float = 0.9,
@@ -45,7 +49,8 @@ def sift(
 ) -> Algorithm:
     """Sift: k (bits + 4 + log₂ d) bits a client and round.
 
-    Gradients longer than ``clip`` are shortened to it; 0 leaves them as they are.
+    Gradients longer than ``clip`` are shortened to it; 0 leaves them as they are. In the first
+    ``warmup_rounds`` the bound rises from a quarter of ``clip`` to the whole.
 
     >>> sift(density=0.01).phase(1).paper_bits(1024)
     180.0
@@ -69,14 +74,26 @@ def sift(
         return kept(density, d) * (bits + V_BITS + math.log2(d))
 
     # M is never sent: the global M, with which every round starts, stays 0.
-    step = partial(
-        clipped_adam_step, clip=clip or math.inf, lr=lr, beta1=beta1, beta2=beta2, eps=eps
-    )
+    @cache
+    def phase_with(bound: float) -> Phase:
+        step = partial(clipped_adam_step, clip=bound, lr=lr, beta1=beta1, beta2=beta2, eps=eps)
+        return Phase(local_steps, step, send, paper_bits, broadcast=broadcast)
+
     return Algorithm(
-        always(Phase(local_steps, step, send, paper_bits, broadcast=broadcast)),
+        lambda round: phase_with(bound_in(round, clip or math.inf, warmup_rounds)),
         client_memory=("residual",),
         server_memory=("velocity", "residual", "residual_v"),
     )
+
+
+def bound_in(round: int, clip: float, warmup_rounds: int) -> float:
+    """The bound on gradients in a round.
+
+    >>> [bound_in(round, clip=4.0, warmup_rounds=40) for round in (1, 10, 11, 31, 100)]
+    [1.0, 1.0, 2.0, 4.0, 4.0]
+    """
+    stage = min(STAGES, math.ceil(STAGES * round / warmup_rounds))
+    return clip * stage / STAGES
 
 
 def sifted(w: Tensor, v: Tensor, k: int, bits: int) -> tuple[Parts, tuple[Tensor, Tensor]]:
