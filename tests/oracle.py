@@ -523,14 +523,19 @@ def sift(
     momentum: float,
     clip: float,
     warmup_rounds: int,
+    average: float,
     local_steps: int,
     lr: float,
     beta1: float,
     beta2: float,
     eps: float,
-) -> State:
-    """Error feedback on dW that fades; dV under the same mask; M = 0; momentum on the server."""
+) -> tuple[Vector, Vector, Vector, Vector]:
+    """Error feedback on dW that fades; dV under the same mask; M = 0; momentum on the server.
+
+    The fourth result is the model: W's average.
+    """
     W, M, V = start(w0)
+    A = W
     up, down = count(density, W.size), count(down_density, W.size)
     residuals = [np.zeros_like(W) for _ in gradients]  # e_n
     velocity, residual_w, residual_v = (np.zeros_like(W) for _ in range(3))  # the server's
@@ -558,4 +563,5 @@ def sift(
         sent_w, sent_v = sifted(step_w, step_v, down)
         residual_w, residual_v = step_w - sent_w, step_v - sent_v
         W, V = W + sent_w, np.maximum(V + sent_v, 0)
-    return W, M, V
+        A = A + (W - A) / (1 + average * (t - 1))
+    return W, M, V, A

@@ -45,6 +45,7 @@ def test_without_a_change_it_is_sift_bit_for_bit(scripts, dtype):
     settings = {"density": 0.1, "down_density": 0.2, "local_steps": 3, "lr": 0.01}
     ours = train(scripts["variants"].sift_variant(**settings), 8, dtype=dtype)
     theirs = train(algorithms.sift(**settings), 8, dtype=dtype)
+    assert torch.equal(ours.weights, theirs.weights)
     for one, other in zip(ours.state, theirs.state, strict=True):
         assert torch.equal(one, other)
     name = len("sift-variant") - len("sift")  # stands in every frame
@@ -60,8 +61,8 @@ def test_every_variant_trains_and_is_another_method(scripts):
         settings = dict(change)
         make = algorithms.find(settings.pop("algorithm", "sift-variant"))
         result = train(make(**plain, **settings), 6)
-        assert torch.isfinite(result.state.w).all(), name
-        changed[name] = result.state.w
+        assert torch.isfinite(result.weights).all(), name
+        changed[name] = result.weights
     same = {name for name, w in changed.items() if torch.equal(w, changed["sift"])}
     assert same == {"sift", "per layer"}  # a model of one layer has one density
 

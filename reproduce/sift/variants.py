@@ -22,7 +22,7 @@ from fedsift.algorithms import Algorithm, Context, Memory, Phase, method
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.fedadamw import BLOCK, block_means, spread
 from fedsift.algorithms.method import Step, nonzero_parts
-from fedsift.algorithms.sift import bound_in
+from fedsift.algorithms.sift import bound_in, lag_after
 from fedsift.codec.update import Parts, Role, sparse
 from fedsift.codec.values import Linear, Log, Sign, ValueCoder
 from fedsift.mask import kept, top_k, top_k_per_layer
@@ -63,6 +63,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gradients clipped to 8": {"clip": 8.0},
     "the bound does not rise": {"warmup_rounds": 1},
     "the bound rises over 20 rounds": {"warmup_rounds": 20},
+    "no average": {"average": 0.0},
+    "average 0.02": {"average": 0.02},
+    "average 0.1": {"average": 0.1},
+    "average 0.2": {"average": 0.2},
     "no clipping, momentum not Nesterov's": {"clip": 0.0, "nesterov": 0},
     "V never": {"v_every": 0},
     "V every 5th round": {"v_every": 5},
@@ -112,6 +116,7 @@ def sift_variant(
     nesterov: int = 1,
     clip: float = 4.0,
     warmup_rounds: int = 40,
+    average: float = 0.05,
     local_steps: int = 30,
     lr: float = 1e-3,
     beta1: float = 0.9,
@@ -130,6 +135,7 @@ def sift_variant(
     sends the mean as it is. ``whole_steps``: lr makes up for M's start at 0.
     ``momentum`` is the server's; with ``nesterov`` it looks a step ahead. ``clip``: the most that a
     gradient's norm may be, 0 is anything; it rises in the first ``warmup_rounds``.
+    ``average``: the share of all rounds over which W's average, the model, reaches back.
     """
     given = dict(locals())
     whole = lr / strength(beta1, local_steps) if whole_steps and not m_bits else lr
@@ -144,7 +150,8 @@ def sift_variant(
     return Algorithm(
         lambda round: rule_with(bound_in(round, clip or math.inf, warmup_rounds)).phase(round),
         client_memory=("residual", "start") if against or common else ("residual",),
-        server_memory=("velocity", "residual", "residual_v"),
+        server_memory=("velocity", "residual", "residual_v", "lag", "step"),
+        model=lambda state, memory: state.w + memory["lag"][0],
     )
 
 
@@ -169,6 +176,7 @@ class Rule:
     keep_down: int
     momentum: float
     nesterov: int
+    average: float
     local_steps: int
     beta2: float
 
@@ -214,7 +222,8 @@ class Rule:
         velocity = self.momentum * memory["velocity"] + mean.w
         way = self.momentum * velocity + mean.w if self.nesterov else velocity
         if self.down_density == 1:
-            return nonzero_parts(mean._replace(w=way[0])), {**memory, "velocity": velocity}
+            after = {**memory, "velocity": velocity, **self.lagging(context, memory, way)}
+            return nonzero_parts(mean._replace(w=way[0])), after
         w, v = way + memory["residual"], mean.v[None]
         v = v if self.v_means else v + memory["residual_v"]
         k = kept(self.down_density, context.d)
@@ -225,7 +234,13 @@ class Rule:
         after = {"residual": left["w"], "residual_v": of_v}
         if not self.keep_down:
             after = {name: torch.zeros_like(x) for name, x in after.items()}
-        return parts, {**after, "velocity": velocity}
+        lagging = self.lagging(context, memory, w - left["w"])
+        return parts, {**after, "velocity": velocity, **lagging}
+
+    def lagging(self, context: Context, memory: Memory, sent: Tensor) -> Memory:
+        """W's step, and how far its average is behind."""
+        step = self.against * memory["step"] + sent
+        return {"step": step, "lag": lag_after(context.round, self.average, memory["lag"], step)}
 
     def apply(self, state: Moments, received: Moments) -> Moments:
         """The sum; the place of M may hold the last update, or how many each V has had."""

@@ -113,6 +113,10 @@ class Federation:
         memory = zeros(self.algorithm.server_memory, 1, w)
         return Snapshot(0, state, memory, Held(), Traffic(downlink_bytes=size))
 
+    def model(self, snapshot: Snapshot) -> Tensor:
+        """The weights that a snapshot's model has."""
+        return self.algorithm.model(snapshot.state, snapshot.server_memory)
+
     def play(self, before: Snapshot) -> tuple[Snapshot, Happened]:
         """One round: the snapshot after it, and what happened in it."""
         round = before.round + 1

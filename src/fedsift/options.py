@@ -55,6 +55,11 @@ OPTIONS: dict[str, list[Option]] = {
         ("decay", float, "sift, SparseLoCo: how much of what was not sent is kept, in [0, 1]."),
         ("momentum", float, "sift: the server's momentum, in [0, 1)."),
         ("clip", float, "sift: the most that a gradient's norm may be; 0: no clipping."),
+        (
+            "average",
+            float,
+            "sift: how old the model, an average over rounds, is: a share of them.",
+        ),
         ("outer-lr", float, "SparseLoCo: the server's learning rate."),
         ("correction", float, "FedAdamW: α, how much of the last global update is taken again."),
         ("weight-decay", float, "FedAdamW: λ, the decoupled decay of the weights."),

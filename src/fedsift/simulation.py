@@ -34,6 +34,9 @@ class Result:
     snapshot: Snapshot
     history: list[Record]
     layout: Layout
+    weights: Tensor
+    """The trained model's parameters as a flat vector: the global W, if the method says nothing
+    else."""
 
     @property
     def state(self) -> Moments:
@@ -42,7 +45,7 @@ class Result:
 
     def load_into(self, model: nn.Module) -> None:
         """Set a model's parameters to the trained weights."""
-        self.layout.write(self.state.w, model)
+        self.layout.write(self.weights, model)
 
 
 def simulate(
@@ -131,7 +134,7 @@ def simulate(
         history.append(record)
         if on_round:
             on_round(record)
-    return Result(last, history, federation.task.layout)
+    return Result(last, history, federation.task.layout, federation.model(last))
 
 
 def prepare(
@@ -214,7 +217,7 @@ def play(
             snapshot, happened = federation.play(snapshot)
         except Diverged as problem:
             raise Diverged(f"training diverged in round {snapshot.round + 1}: {problem}") from None
-        accuracy, loss = federation.engine.evaluate(snapshot.state.w)
+        accuracy, loss = federation.engine.evaluate(federation.model(snapshot))
         seconds += time.perf_counter() - began
         yield snapshot, record_of(snapshot, accuracy, loss, happened, seconds)
 

@@ -46,6 +46,11 @@ def from_global(state: Moments, memory: Memory) -> Moments:
     return state
 
 
+def global_weights(state: Moments, memory: Memory) -> Tensor:
+    """The model is the global W."""
+    return state.w
+
+
 def send_nonzero(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
     """The server sends down what it has: the coordinates that any client sent, exactly."""
     return nonzero_parts(mean), memory
@@ -87,6 +92,7 @@ Step = Callable[[Moments, Tensor], Moments]
 Send = Callable[[Context, Moments, Moments, Memory], tuple[Parts, Memory]]
 Broadcast = Callable[[Context, Moments, Memory], tuple[Parts, Memory]]
 Apply = Callable[[Moments, Moments], Moments]
+Model = Callable[[Moments, Memory], Tensor]
 
 
 @dataclass(frozen=True)
@@ -112,11 +118,16 @@ class Phase:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A federated method with its settings; made by the functions of ``fedsift.algorithms``."""
+    """A federated method with its settings; made by the functions of ``fedsift.algorithms``.
+
+    ``model(state, memory)``: the weights to test and to hand out, of the global state and of what
+    the server keeps.
+    """
 
     phase: Callable[[int], Phase]
     client_memory: tuple[str, ...] = ()
     server_memory: tuple[str, ...] = ()
+    model: Model = global_weights
     name: str = ""
     settings: Mapping[str, float | int] = field(default_factory=dict)
 
@@ -190,6 +201,7 @@ _RANGES: dict[str, Range] = {
     "density": _SHARE,
     "down_density": _SHARE,
     "decay": ("in [0, 1]", lambda x: 0 <= x <= 1),
+    "average": ("in [0, 1]", lambda x: 0 <= x <= 1),
     "momentum": _DECAY,
     "clip": _NOT_NEGATIVE,
     "correction": _DECAY,

@@ -185,7 +185,7 @@ class FedSift(Strategy):
         checkpoint = saved or Checkpoint(self.federation.first_from(w), 0.0)
         self.snapshot, self.seconds = checkpoint.snapshot, checkpoint.seconds
         self.history = self.folder.rewind(self.snapshot.round)
-        self.result.arrays = named(self.layout, self.snapshot.state.w)
+        self.result.arrays = named(self.layout, self.federation.model(self.snapshot))
         return self.result.arrays
 
     def configure_train(
