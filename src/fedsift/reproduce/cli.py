@@ -169,7 +169,7 @@ def add_columns(table: Table, headings: Sequence[str]) -> None:
         )
 
 
-TRAFFIC = ("method", "MB up", "ratio", "down", "up + down", "ratio", "best", "final")
+TRAFFIC = ("method", "MB up", "ratio", "down", "both", "ratio", "best", "final")
 
 
 def traffic_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
@@ -180,8 +180,12 @@ def traffic_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
     )
     add_columns(shown, TRAFFIC)
     for line in lines:
-        accuracies = [spread(line[key], 100) for key in ("best_accuracy", "final_accuracy")]
-        shown.add_row(line["method"], *traffic_cells(line["target"]), *accuracies)
+        accuracies = [line[key] for key in ("best_accuracy", "final_accuracy")]
+        means = (f"{100 * x['mean']:.2f}" for x in accuracies)
+        shown.add_row(line["method"], *traffic_cells(line["target"]), *means)
+        if len(line["seeds"]) > 1:
+            deviations = (f"{100 * x['sd']:.2f}" for x in accuracies)
+            shown.add_row("  ±", *deviation_cells(line["target"]), *deviations)
         harder = line["harder"]
         if harder["accuracy"] is not None:
             shown.add_row(f"  to {100 * harder['accuracy']:.2f} %", *traffic_cells(harder))
@@ -192,22 +196,26 @@ def traffic_cells(cost: dict[str, Any]) -> list[str]:
     """Megabytes up, down and together to a target, and the ratios of the first and the last."""
     if cost["up"] is None:
         return [f"∞ ({cost['reached']}/{cost['of']})", "", "", "", ""]
-    up, down, both = (spread(cost[key]) for key in ("up", "down", "both"))
-    ratios = [number(cost[key], "", "×") for key in ("ratio_up", "ratio_both")]
+    up, down, both = (short(cost[key]["mean"]) for key in ("up", "down", "both"))
+    ratios = ["" if x is None else f"{short(x)}×" for x in (cost["ratio_up"], cost["ratio_both"])]
     return [up, ratios[0], down, both, ratios[1]]
 
 
-def spread(x: dict[str, float | None], unit: float = 1.0) -> str:
-    """A mean to three digits or two decimals, and the deviation where there is one.
+def deviation_cells(cost: dict[str, Any]) -> list[str]:
+    """The standard deviations over the seeds, below the figures of :func:`traffic_cells`."""
+    if cost["up"] is None:
+        return ["", "", "", "", ""]
+    up, down, both = (f"{cost[key]['sd']:.2g}" for key in ("up", "down", "both"))
+    return [up, "", down, both, ""]
 
-    >>> spread({"mean": 1.234, "sd": 0.1}), spread({"mean": 0.01234, "sd": None})
-    ('1.23 ± 0.10', '0.0123')
+
+def short(x: float) -> str:
+    """Three digits, or as many as a number has before the point, but at most four decimals.
+
+    >>> short(12345.6), short(37.12), short(0.01234), short(0.0044676)
+    ('12346', '37.1', '0.0123', '0.0045')
     """
-    mean, deviation = (None if each is None else unit * each for each in (x["mean"], x["sd"]))
-    assert mean is not None
-    digits = "{:.2f}" if mean >= 1 else "{:.3g}"
-    shown = digits.format(mean)
-    return shown if deviation is None else f"{shown} ± {digits.format(deviation)}"
+    return f"{x:.0f}" if x >= 100 else f"{round(x, 4):.3g}"
 
 
 def number(x: float | None, otherwise: str, unit: str = "") -> str:
