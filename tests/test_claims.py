@@ -46,7 +46,12 @@ def test_the_docs_show_the_committed_pictures(name):
 
 
 @pytest.mark.parametrize(
-    ("task", "model"), [("vgg11-cifar10", "VGG-11"), ("resnet18-cifar10", "ResNet-18")]
+    ("task", "model"),
+    [
+        ("vgg11-cifar10", "VGG-11"),
+        ("resnet18-cifar10", "ResNet-18"),
+        ("vit-tiny-cifar10", "ViT-Tiny"),
+    ],
 )
 def test_the_readme_says_how_sift_does_on_the_larger_models(task, model):
     told = json.loads((REPRODUCE / "results" / "sift.json").read_text(encoding="utf-8"))

@@ -64,6 +64,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "the bound does not rise": {"warmup_rounds": 1},
     "the bound rises over 20 rounds": {"warmup_rounds": 20},
     "no average": {"average": 0.0},
+    "the bound does not rise, no average": {"warmup_rounds": 1, "average": 0.0},
     "average 0.02": {"average": 0.02},
     "average 0.1": {"average": 0.1},
     "average 0.2": {"average": 0.2},
