@@ -180,6 +180,7 @@ def test_a_run_leaves_its_files_and_nothing_half_written(quick_run):
         "clients.json",
         "summary.json",
         "checkpoint.safetensors",
+        "model.safetensors",
         "report.html",
     }
 

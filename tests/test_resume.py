@@ -280,7 +280,9 @@ def test_a_checkpoint_without_what_a_method_now_keeps_is_refused(tmp_path, unbro
     del tensors["server/velocity"]
     save_tensors(folder.checkpoint_file, tensors, about)
     config = folder.config_file.read_text()
-    folder.config_file.write_text(config.replace(f"rounds = {ROUNDS}", f"rounds = {ROUNDS + 1}"))
+    folder.config_file.write_text(
+        config.replace(f"\nrounds = {ROUNDS}", f"\nrounds = {ROUNDS + 1}")
+    )
     capsys.readouterr()
     assert main(["resume", str(folder.path)]) == 2
     said = capsys.readouterr().err

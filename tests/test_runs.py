@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fedsift
-from fedsift import disk
+from fedsift import data, disk, models
 from fedsift.cli import main
 from fedsift.federation import Federation
 from fedsift.report.collect import read_run
@@ -372,6 +372,31 @@ def test_a_simulation_does_not_change_the_model_it_is_given():
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
     result.load_into(model)
     assert not torch.equal(model[0].weight, before["0.weight"])
+
+
+@pytest.mark.parametrize("algorithm", ["fedadam-ssm", "sift"])
+def test_the_model_of_a_run_has_the_accuracy_that_the_run_ends_with(algorithm, tmp_path):
+    words = ["--clients", "4", "--rounds", "3", "--algorithm", algorithm, "--local-steps", "5"]
+    assert main(["run", *words, "--out", str(tmp_path / "run")]) == 0
+    model = models.build("small-cnn", data.shape_of("digits"), seed=7)
+    model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    x, y = data.load("digits").test
+    right = float((model(x).argmax(1) == y).float().mean())
+    assert right == pytest.approx(RunFolder.open(tmp_path / "run").history()[-1]["accuracy"])
+    w = load_file(tmp_path / "run" / "checkpoint.safetensors")["w"]
+    assert torch.equal(w, Layout.of(model).read(model)) == (algorithm == "fedadam-ssm")
+
+
+def test_a_run_that_goes_on_has_no_model_of_fewer_rounds(tmp_path):
+    config = replace(CONFIG, rounds=1)
+    folder, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
+    list(go(folder, federation, begin(folder, federation), 1))
+    assert folder.model_file.exists()
+    rounds = go(folder, federation, begin(folder, federation), 3)
+    next(rounds)
+    assert not folder.model_file.exists()
+    list(rounds)
+    assert folder.model_file.exists()
 
 
 def test_a_run_is_the_same_whatever_ran_before_it_in_the_process(tmp_path):

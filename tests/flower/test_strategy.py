@@ -9,6 +9,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from inline import InlineGrid, InlineNode
+from safetensors.torch import load_file
 from torch import nn
 
 import fedsift
@@ -20,6 +21,7 @@ from fedsift.codec.header import read_header
 from fedsift.codec.update import Update
 from fedsift.federation import TooFewClients
 from fedsift.flower import FedSift, arrays_of, client_app, exchange
+from fedsift.flower.arrays import flat
 from fedsift.flower.client import deadline
 from fedsift.flower.protocol import Answer, Malformed, packed
 from fedsift.flower.store import Kept, Store
@@ -93,6 +95,10 @@ def test_every_method_ends_with_the_simulation_s_bits(name, place):
     start(strategy, place.grid(algorithm), 4)
     result = simulated(algorithm, 4, participation=0.6)
     assert_same_bits(strategy.snapshot.state, result.state)
+    model = make_model()
+    model.load_state_dict(load_file(strategy.folder.model_file))
+    assert torch.equal(result.layout.read(model), result.weights)
+    assert torch.equal(flat(strategy.result.arrays)[1], result.weights)
     assert [r["uplink_bytes"] for r in place.history()] == [
         pytest.approx(r["uplink_bytes"]) for r in result.history
     ]

@@ -261,7 +261,8 @@ class FedSift(Strategy):
         return number(accuracy), number(loss)
 
     def finish(self, config: RunConfig) -> None:
-        """Write the summary and the report."""
+        """Write the model, the summary and the report."""
+        self.folder.save_model(self.federation, self.snapshot)
         summary = summarise(config, self.federation, self.history)
         self.folder.finish(summary)
         report_on([self.folder.path], self.folder.path / "report.html")

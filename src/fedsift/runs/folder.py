@@ -69,6 +69,11 @@ class RunFolder:
         return self.path / "checkpoint.safetensors"
 
     @property
+    def model_file(self) -> Path:
+        """The trained model's parameters by name; there once the run has ended."""
+        return self.path / "model.safetensors"
+
+    @property
     def memory_file(self) -> Path:
         """What clients keep between rounds, where that is much."""
         return self.path / "memory.bin"
@@ -164,8 +169,9 @@ class RunFolder:
         return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
     def append(self, record: Record, uploads: Mapping[str, Any]) -> None:
-        """Add a round's metrics, and what its uploads were like; a summary of less is no more."""
-        self.summary_file.unlink(missing_ok=True)
+        """Add a round's metrics, and what its uploads were like; the end is no longer there."""
+        for file in (self.summary_file, self.model_file):
+            file.unlink(missing_ok=True)
         for file, line in ((self.uploads_file, uploads), (self.metrics_file, record)):
             with file.open("a", encoding="utf-8") as opened:
                 opened.write(json.dumps(line, allow_nan=False) + "\n")
@@ -285,6 +291,12 @@ class RunFolder:
         numbers, clients = tensors["client_slots"].T.tolist()
         digests = [bytes(row) for row in tensors["client_digests"].tolist()]
         return OnDisk(file, dict(zip(clients, file.claim(numbers, digests), strict=True)))
+
+    def save_model(self, federation: Federation, snapshot: Snapshot) -> None:
+        """Write the model of a run's last snapshot."""
+        layout = federation.task.layout
+        about = {"round": snapshot.round, "layout": layout.fingerprint()}
+        save_tensors(self.model_file, layout.unflatten(federation.model(snapshot)), about)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""

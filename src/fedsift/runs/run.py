@@ -102,7 +102,7 @@ def go(
 ) -> Generator[Record, None, None]:
     """Play the rounds that are still to play, keeping the folder up to date.
 
-    However it ends, the last finished round is saved.
+    However it ends, the last finished round is saved; with the last of all, the model is, too.
     """
     keeper = Keeper(folder, federation, start)
     saved = start.checkpoint
@@ -114,6 +114,7 @@ def go(
             folder.append(record, uploads.sum_up(snapshot.round))
             keeper.offer(snapshot, float(record["seconds"] or 0))
             yield record
+        folder.save_model(federation, keeper.latest.snapshot)
         end(federation)
     except Diverged:
         end(federation)
