@@ -183,8 +183,8 @@ nor its initial weights.
 - *Sparse FedSGD needs fewer bits* than FedAdam-SSM to the CNN's targets if its learning rate is 0.1 instead of the
   paper's 0.001, with which it hardly moves. It ends lower.
 
-The sweeps of Figs. 4 to 8 have one seed beside the three of Table 1, and VGG-11 and ResNet-18 one. VGG-11 and ResNet-18
-were trained in bfloat16. IID and Dirichlet runs of those two differ in length, which Fig. 4 does not make up for. Of the
+The sweeps of Figs. 4 to 8 have one seed beside the three of Table 1. VGG-11 and ResNet-18 have one, but for FedAdam-SSM
+on VGG-11 with IID data, which has three beside the one of FedAdam. Both were trained in bfloat16. IID and Dirichlet runs of those two differ in length, which Fig. 4 does not make up for. Of the
 CNN's three seeds on Dirichlet 0.1, one has a harder draw: FedAdam-SSM needs {seeds}.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -194,11 +194,21 @@ def markdown(body: Iterator[tuple[str, ...]]) -> str:
 
 def made(places: Sequence[dict[str, Any]]) -> str:
     """Where a table's figures come from."""
-    found = dict.fromkeys(
-        f"{each['device']}, {each['precision']}, commit {each['commit']}" for each in places
-    )
-    seeds = ", ".join(sorted({str(each["seed"]) for each in places}))
-    return f"seeds {seeds}, {' and '.join(found)}"
+    commits: dict[str, dict[str, None]] = {}  # by device; a dict keeps their order
+    for each in places:
+        commits.setdefault(f"{each['device']}, {each['precision']}", {})[each["commit"]] = None
+    found = (f"{device}, {listed('commit', own)}" for device, own in commits.items())
+    seeds = listed("seed", sorted({str(each["seed"]) for each in places}))
+    return f"{seeds}, {' and '.join(found)}"
+
+
+def listed(what: str, names: Collection[str]) -> str:
+    """One or several of something.
+
+    >>> listed("seed", ["0"]), listed("seed", ["0", "1"])
+    ('seed 0', 'seeds 0, 1')
+    """
+    return f"{what}{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
 def filled(page: str, found: Sequence[Told], ablated: Sequence[Row]) -> str:

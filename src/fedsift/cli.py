@@ -106,7 +106,7 @@ def run(
 
     With no option at all: FedAdam-SSM, 20 clients, 30 rounds, on the digits that come with
     scikit-learn. The folder it leaves holds config.toml, metrics.jsonl, summary.json,
-    uploads.jsonl, clients.json, checkpoint.safetensors and report.html.
+    uploads.jsonl, clients.json, checkpoint.safetensors, model.safetensors and report.html.
 
     For example:
 

@@ -58,7 +58,7 @@ OPTIONS: dict[str, list[Option]] = {
         (
             "average",
             float,
-            "sift: how old the model, an average over rounds, is: a share of them.",
+            "sift: the model is W averaged over about this share of all rounds; 0: W.",
         ),
         ("outer-lr", float, "SparseLoCo: the server's learning rate."),
         ("correction", float, "FedAdamW: α, how much of the last global update is taken again."),
