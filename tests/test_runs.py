@@ -92,7 +92,7 @@ def save_anew(run, **metadata):
 def give_another_layout(run):
     mine = federation_of(CONFIG)
     other = replace(mine, task=replace(mine.task, layout=Layout.of(nn.Linear(2, 3))))
-    run.save(run.load(mine, "cpu"), other)
+    run.save(run.load(mine, "cpu"), other, CONFIG)
 
 
 def change_lines(change):
@@ -229,9 +229,52 @@ def test_a_crash_while_a_checkpoint_is_written_leaves_the_last_one(
     later = stopped.load(federation, "cpu")
     monkeypatch.setattr(disk, "save_file", die_half_way)
     with pytest.raises(KeyboardInterrupt):
-        stopped.save(later, federation)
+        stopped.save(later, federation, CONFIG)
     assert stopped.checkpoint_file.read_bytes() == before
     assert stopped.load(federation, "cpu").snapshot.round == STOPPED_AFTER
+
+
+def test_a_checkpoint_is_of_the_settings_that_trained_whatever_the_file_says_by_now(stopped):
+    federation = federation_of(CONFIG)
+    rounds = go(stopped, federation, begin(stopped, federation), CONFIG.rounds)
+    next(rounds)
+    text = stopped.config_file.read_text()
+    stopped.config_file.write_text(text.replace("lr = 0.001", "lr = 0.5"))
+    assert stopped.config() != CONFIG
+    rounds.close()  # saves
+    with pytest.raises(ConfigError, match="was changed since"):
+        stopped.load(federation_of(stopped.config()), "cpu")
+
+
+def test_memories_of_a_run_with_other_settings_are_not_called_corrupt(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedsift.federation.LITTLE_FOR_ALL", 0)
+    config = RunConfig.from_values({"algorithm": "sift", "clients": 3, "rounds": 2})
+    run, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
+    list(go(run, federation, begin(run, federation), 2))
+    assert run.memory_file.exists()
+    other = RunConfig.from_values({"algorithm": "efficient-adam", "clients": 3, "rounds": 2})
+    run.config_file.write_text(other.toml())
+    with pytest.raises(ConfigError, match="was changed since"):
+        run.load(federation_of(other), "cpu")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: disk.save_tensors(path, {"x": torch.zeros(3)}, {}),
+        lambda path: disk.replace_file(path, b"new"),
+    ],
+)
+def test_what_could_not_be_written_leaves_nothing_behind(write, tmp_path, monkeypatch):
+    def fill_up(*args, **kwargs):
+        raise OSError("no space left on device")
+
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(disk, "to_disk", fill_up)
+    with pytest.raises(OSError, match="no space"):
+        write(path)
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("file", b"old")]
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_replaces_the_last_one(
@@ -241,14 +284,14 @@ def test_a_checkpoint_is_on_the_disk_before_it_replaces_the_last_one(
     later = stopped.load(federation, "cpu")
     monkeypatch.setattr(os, "fsync", lambda *a: (events.append("fsync"), fsync(*a)))
     monkeypatch.setattr(os, "replace", lambda *a: (events.append("replace"), replace(*a)))
-    stopped.save(later, federation)
+    stopped.save(later, federation, CONFIG)
     assert events[:4] == [*["fsync"] * 3, "replace"]  # uploads, metrics, checkpoint, its name
 
 
 def test_a_checkpoint_written_and_read_again_has_the_same_bits(stopped, federation, tmp_path):
     first = stopped.load(federation, "cpu")
     other = RunFolder.create(tmp_path / "other", CONFIG)
-    other.save(first, federation)
+    other.save(first, federation, CONFIG)
     # Not the files' bytes: safetensors writes the keys of its metadata in any order.
     (about, ours), (expected, theirs) = (
         disk.load_tensors(run.checkpoint_file, "cpu") for run in (other, stopped)

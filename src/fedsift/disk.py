@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,11 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
     """Write named tensors and a JSON object about them, sealed with a digest of both."""
     whole = {name: x.detach().contiguous() for name, x in tensors.items()}
     text = json.dumps(about)
-    partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    partial.touch()
-    mode = partial.stat().st_mode  # as the umask has it; safetensors' own is the owner's alone
-    save_file(whole, partial, metadata={"fedsift": text, "digest": digest(text, whole)})
-    partial.chmod(mode)
-    settle(partial, path)
+    with replacing(path) as partial:
+        partial.touch()
+        mode = partial.stat().st_mode  # as the umask has it; safetensors' own is the owner's alone
+        save_file(whole, partial, metadata={"fedsift": text, "digest": digest(text, whole)})
+        partial.chmod(mode)
 
 
 def load_tensors(path: Path, device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -57,21 +56,24 @@ def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file so that a crash leaves either the old one or the new one."""
+    with replacing(path) as partial:
+        partial.write_bytes(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Where to write what is to replace a file; it does so at the end, if all went well."""
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is not a file that could be replaced")
     partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
     try:
-        partial.write_bytes(content)
-        settle(partial, path)
-    except OSError:
+        yield partial
+        to_disk(partial)
+        os.replace(partial, path)
+    except BaseException:
         partial.unlink(missing_ok=True)  # what is there of it would only fill the disk
         raise
-
-
-def settle(partial: Path, path: Path) -> None:
-    """Move a finished file to its place, and see that both are on the disk."""
-    to_disk(partial)
-    os.replace(partial, path)
     to_disk(path.parent)
 
 

@@ -81,7 +81,8 @@ def with_run_options(
     """Give a command every option of a run; it gets those that were set as one dict ``given``."""
     own = list(signature(command, eval_str=True).parameters.values())
     options = [(option, panel) for panel, row in OPTIONS.items() for option in row]
-    shared = [_parameter(*each, defaults) for each in options if each[0][0] not in without]
+    shared = [_parameter(*each, defaults) for each in options]
+    shared = [p for p in shared if p.name not in without]
     names = [p.name for p in shared]
 
     @functools.wraps(command)

@@ -307,6 +307,7 @@ def test_scales_that_are_no_numbers_or_huge_are_refused(coder, scale):
 def test_a_role_sent_twice_is_refused():
     part = sparse({"w": torch.randn(1, LAYOUT.d)}, top_k(torch.randn(1, LAYOUT.d), 5))[0]
     refused(encode(Update((part, part), (1.0,)), SPEC), "sent twice")
+    refused(encode(Update((part,) * 4, (1.0,)), SPEC), "more parts than roles")
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 8, 9, 30, 50, 100])

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ParamSpec
 
-import torch
 from torch import Tensor
 
 from fedsift.codec.update import Parts, Role, dense, moments, sparse
@@ -105,6 +104,8 @@ class Phase:
     ``broadcast(context, mean, memory)``: what the server sends down, and its new memory;
     ``apply(state, received)``: the new global state. Server and clients both compute it, from
     the same bytes.
+
+    ``paper_bits(d)`` is what a client uploads by the paper's formula, for a model of d parameters.
     """
 
     local_steps: int
@@ -234,4 +235,4 @@ def check_setting(key: str, value: float) -> None:
 
 def zeros(names: tuple[str, ...], rows: int, like: Tensor) -> dict[str, Tensor]:
     """The memory with which a party begins."""
-    return {name: torch.zeros(rows, like.shape[-1]).to(like) for name in names}
+    return {name: like.new_zeros(rows, like.shape[-1]) for name in names}

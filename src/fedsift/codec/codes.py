@@ -14,8 +14,8 @@ from fedsift.codec.errors import NotFiniteError, require
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 ROUNDING = 2.0**-20  # covers the float32 roundings of a scale, a ratio and a product
-WIDE = 0x80  # the bit of a wire id that says that scales are float64
 TINY = 2.0**-140  # the same for denormals, where roundings are absolute
+WIDE = 0x80  # the bit of a wire id that says that scales are float64
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,9 @@ def read_header(frame: bytes) -> tuple[Header, int]:
     name = reader.take(reader.byte())
     round, client, d = reader.varint(), reader.varint(), reader.varint()
     weight = _read_weight(reader)
-    parts = tuple(_read_part(reader, d) for _ in range(reader.byte()))
+    count = reader.byte()
+    require(count <= len(ROLES), "more parts than roles")
+    parts = tuple(_read_part(reader, d) for _ in range(count))
     if not name.isascii() or not name.decode().isprintable():
         raise FrameError("the algorithm's name is not printable ASCII")
     return Header(run, base, name.decode(), round, client, d, weight, parts), reader.at

@@ -1,4 +1,4 @@
-"""What a receiver expects of a frame, and what it says of one that is not so."""
+"""What a receiver expects of a frame."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def make_certificates(folder: Path, address: str = LOOPBACK) -> None:
 
 
 def make_node_key(path: Path) -> None:
-    """Write a SuperNode's private key, and its public half to ``path.pub``."""
+    """Write a SuperNode's private key, and its public half beside it, with the suffix ``.pub``."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH

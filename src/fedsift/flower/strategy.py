@@ -179,6 +179,7 @@ class FedSift(Strategy):
             on_upload=self.uploads.take,
             most_samples=self.most_samples,
         )
+        self.saved_config = self.folder.config()
         saved = self.folder.load(self.federation, "cpu")
         if saved:
             log(INFO, "%s holds %s rounds: going on", self.path, saved.snapshot.round)
@@ -208,7 +209,8 @@ class FedSift(Strategy):
         self.seconds = float(record["seconds"])
         record["problems"] |= self.exchange.strangers()
         self.folder.append(record, self.uploads.sum_up(server_round))
-        self.folder.save(Checkpoint(self.snapshot, self.seconds), self.federation)
+        checkpoint = Checkpoint(self.snapshot, self.seconds)
+        self.folder.save(checkpoint, self.federation, self.saved_config)
         self.history.append(record)
         told = "" if record["accuracy"] is None else f", accuracy {record['accuracy']:.2%}"
         log(INFO, "\t└──> %s updates merged%s", record["clients"], told)

@@ -99,6 +99,6 @@ def play_run(run: Planned, out: Path, watch: Watch, stop_at_target: bool) -> Non
         if history:
             played = replace(run.config, rounds=len(history))
             folder.finish(summarise(played, federation, history))
-    # They can take gigabytes, and a table or a figure needs neither.
-    for file in (folder.checkpoint_file, folder.model_file):
-        file.unlink(missing_ok=True)
+        # They can take gigabytes, and a table or a figure needs none of them.
+        for file in (folder.checkpoint_file, folder.memory_file, folder.model_file):
+            file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The files of a run: its configuration, metrics, uploads, clients, checkpoint and summary."""
+"""The files of a run: its configuration, metrics, uploads, clients, checkpoint, model, summary."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run on disk. Every file but those of lines is replaced whole or not at all."""
+    """A run on disk.
+
+    Every file is replaced whole or not at all, but for those of lines and the clients' memories.
+    """
 
     path: Path
 
@@ -163,11 +166,6 @@ class RunFolder:
             finally:
                 fcntl.flock(file, fcntl.LOCK_UN)  # forked processes hold the open file, too
 
-    def fingerprint(self) -> str:
-        """A hash of all settings but the number of rounds, which may grow."""
-        settings = {key: value for key, value in self.config().flat().items() if key != "rounds"}
-        return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
-
     def append(self, record: Record, uploads: Mapping[str, Any]) -> None:
         """Add a round's metrics, and what its uploads were like; the end is no longer there."""
         for file in (self.summary_file, self.model_file):
@@ -228,8 +226,11 @@ class RunFolder:
             replace_file(self.uploads_file, lines_of(kept))
         return history
 
-    def save(self, checkpoint: Checkpoint, federation: Federation) -> None:
-        """Write a checkpoint; until it is whole on the disk, the last one stays."""
+    def save(self, checkpoint: Checkpoint, federation: Federation, config: RunConfig) -> None:
+        """Write a checkpoint of a run with this configuration, whatever its file says by now.
+
+        Until it is whole on the disk, the last one stays.
+        """
         memories = checkpoint.snapshot.client_memory
         if isinstance(memories, OnDisk):
             memories.file.to_disk()
@@ -238,8 +239,8 @@ class RunFolder:
             "traffic": asdict(checkpoint.snapshot.traffic),
             "seconds": checkpoint.seconds,
             "layout": federation.task.layout.fingerprint(),
-            "config": self.fingerprint(),
-            "data": digest_of(self.config().dataset),
+            "config": fingerprint_of(config),
+            "data": digest_of(config.dataset),
         }
         for file in (self.uploads_file, self.metrics_file):
             if file.exists():
@@ -250,31 +251,32 @@ class RunFolder:
         """The last checkpoint, checked; None if the run stopped before its first."""
         if not self.checkpoint_file.exists():
             return None
+        config = self.config()
         try:
             about, tensors = load_tensors(self.checkpoint_file, device)
         except CorruptFile as problem:
             raise ConfigError(str(problem)) from None
-        try:
-            memories = self.load_memories(federation, tensors)
-        except (OSError, ValueError) as problem:
-            raise ConfigError(f"{self.memory_file} is corrupt: {problem}") from None
         if about.get("layout") != federation.task.layout.fingerprint():
             raise ConfigError(f"{self.checkpoint_file} is of another model than config.toml's")
-        if about.get("config") != self.fingerprint():
+        if about.get("config") != fingerprint_of(config):
             raise ConfigError(
                 f"{self.config_file} was changed since {self.checkpoint_file} was written: "
                 "only the number of rounds may change"
             )
-        if about["round"] > self.config().rounds:
+        if about["round"] > config.rounds:
             raise ConfigError(
-                f"{self.config_file} asks for {self.config().rounds} rounds, and {about['round']} "
-                "are done: their number may only grow"
+                f"{self.config_file} asks for {config.rounds} rounds, and {about['round']} are "
+                "done: their number may only grow"
             )
-        if about.get("data", "") != digest_of(self.config().dataset):
+        if about.get("data", "") != digest_of(config.dataset):
             raise ConfigError(
-                f"{self.path} was begun on another text of {self.config().dataset}: go on with the "
+                f"{self.path} was begun on another text of {config.dataset}: go on with the "
                 "Python that it was begun with, or begin anew with another --out"
             )
+        try:
+            memories = self.load_memories(federation, tensors)
+        except (OSError, ValueError) as problem:
+            raise ConfigError(f"{self.memory_file} is corrupt: {problem}") from None
         snapshot = snapshot_of(about, tensors, memories)
         if missing := set(federation.algorithm.server_memory) - set(snapshot.server_memory):
             raise ConfigError(
@@ -301,6 +303,12 @@ class RunFolder:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
         replace_file(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
+
+
+def fingerprint_of(config: RunConfig) -> str:
+    """A hash of all settings but the number of rounds, which may grow."""
+    settings = {key: value for key, value in config.flat().items() if key != "rounds"}
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
 def tensors_of(snapshot: Snapshot) -> dict[str, Tensor]:

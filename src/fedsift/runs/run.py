@@ -134,6 +134,7 @@ class Keeper:
 
     def __init__(self, folder: RunFolder, federation: Federation, start: Start) -> None:
         self.folder, self.federation = folder, federation
+        self.config = folder.config()  # with which the run trains, even if its file is edited
         self.latest, self.is_on_disk = start.checkpoint, start.is_on_disk
         self.due = 0.0
         self.saved = start.checkpoint  # keeps from being overwritten what it refers to on the disk
@@ -149,7 +150,7 @@ class Keeper:
         if self.is_on_disk:
             return
         began = time.monotonic()
-        self.folder.save(self.latest, self.federation)
+        self.folder.save(self.latest, self.federation, self.config)
         self.is_on_disk, self.saved = True, self.latest
         ended = time.monotonic()
         self.due = ended + 19 * (ended - began)
