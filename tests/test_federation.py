@@ -255,7 +255,7 @@ DATA = (torch.randn(6, 3), torch.arange(6) % 2)
         ({"algorithm": "fedadam-ssm"}, r"fedadam_ssm\(\), got 'fedadam-ssm'"),
         ({"algorithm": fedsift.algorithms.fedadam_ssm}, r"algorithm must be what a function"),
         ({"rounds": 1.5}, "rounds must be a whole number of at least 1, got 1.5"),
-        ({"batch_size": 2.5}, "batch-size must be a whole number"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number"),
         ({"seed": None}, "seed must be a whole number"),
         ({"test": (DATA[0], DATA[1][:5])}, "the test set has 6 samples and 5 labels"),
         ({"test": (DATA[0][:0], DATA[1][:0])}, "the test set has no samples"),

@@ -243,7 +243,7 @@ def cut_a_line(folder):
 
 def cut_a_checkpoint(folder):
     half = (folder / "checkpoint.safetensors").read_bytes()[:5000]
-    (folder / "checkpoint.partial").write_bytes(half)
+    (folder / "checkpoint.safetensors.partial").write_bytes(half)
 
 
 def cut_the_metrics_anew(folder):

@@ -20,16 +20,15 @@ from torch import Tensor
 from fedsift.adam import clipped_adam_step
 from fedsift.algorithms import Algorithm, Context, Memory, Phase, method
 from fedsift.algorithms.fedadam import Q
-from fedsift.algorithms.fedadamw import BLOCK, block_means, spread
+from fedsift.algorithms.fedadamw import BLOCK, block_means, means_of, spread
 from fedsift.algorithms.method import Step, nonzero_parts
-from fedsift.algorithms.sift import bound_in, lag_after
-from fedsift.codec.update import Parts, Role, sparse
+from fedsift.algorithms.sift import V_BITS, bound_in, lag_after
+from fedsift.codec.update import Parts, Role, left_of, sparse
 from fedsift.codec.values import Linear, Log, Sign, ValueCoder
 from fedsift.mask import kept, top_k, top_k_per_layer
 from fedsift.seeding import stream
 from fedsift.vector import Moments
 
-V_BITS = 4
 WARMER = 5
 """How many times denser a warm-up begins."""
 
@@ -295,13 +294,7 @@ class Rule:
         coders = self.coders(round, x.w.dtype.itemsize > 4, down)
         values = {role: t for role, t in zip(("w", "m", "v"), x, strict=True) if role in coders}
         (part,) = sparse(values, mask, coders, k=k)
-        assert part.indices is not None
-        indices = part.indices
-        left: dict[str, Tensor] = {
-            role: values[role].scatter_add(-1, indices, -coded.restore())
-            for role, coded in part.values.items()
-        }
-        return (part,), left
+        return (part,), {role: left_of(values[role], part, role) for role in part.values}
 
     def coders(self, round: int, wide: bool, down: bool) -> dict[Role, ValueCoder]:
         """How each role's values are written."""
@@ -325,12 +318,6 @@ class Rule:
 def strength(beta1: float, steps: int) -> float:
     """How strong M is on the mean of a round's steps if it begins at 0, of 1 in the long run."""
     return sum(1 - beta1**step for step in range(1, steps + 1)) / steps
-
-
-def means_of(v: Tensor) -> Parts:
-    """The first coordinate of each block, exactly."""
-    first = (torch.arange(v.shape[-1], device=v.device) % BLOCK == 0).expand_as(v)
-    return sparse({"v": v}, first, k=math.ceil(v.shape[-1] / BLOCK))
 
 
 def common_mask(context: Context, last: Tensor, k: int) -> Tensor:

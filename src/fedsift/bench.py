@@ -80,7 +80,7 @@ def time_model(name: str, device: str, precision: str, rounds: int, peaks: Peaks
     """One model's row."""
     federation = federation_for(name, device, precision)
     after, _ = federation.play(federation.first())
-    (whole,) = in_turn(device, rounds, following(federation))
+    (whole,) = in_turn(device, rounds, following(federation, after))
     select = client_seconds(federation, after, device, rounds)
     merge = server_seconds(federation, after, device, rounds)
     (evaluate,) = in_turn(device, rounds, lambda: federation.engine.evaluate(after.state.w))
@@ -124,9 +124,8 @@ def samples(number: int, shape: tuple[int, ...], draw: torch.Generator) -> Data:
     return torch.randn(number, *shape, generator=draw), y
 
 
-def following(federation: Federation) -> Callable[[], None]:
+def following(federation: Federation, snapshot: Snapshot) -> Callable[[], None]:
     """Plays the next round at each call; the first is over, with all that it starts."""
-    snapshot, _ = federation.play(federation.first())
 
     def play() -> None:
         nonlocal snapshot

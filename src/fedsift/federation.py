@@ -361,3 +361,18 @@ def cohort_size(participation: float, clients: int) -> int:
     (3, 1)
     """
     return max(1, int(participation * clients + 0.5))
+
+
+def check_cohort(clients: int, participation: float, min_clients: int) -> None:
+    """Raise ValueError unless so many clients can take part, and so few be enough.
+
+    >>> check_cohort(clients=5, participation=0.5, min_clients=4)
+    Traceback (most recent call last):
+    ...
+    ValueError: min_clients must be from 0 to the cohort's 3, got 4
+    """
+    if not 0 < participation <= 1:
+        raise ValueError(f"participation must be in (0, 1], got {participation}")
+    most = cohort_size(participation, clients)
+    if not 0 <= min_clients <= most:
+        raise ValueError(f"min_clients must be from 0 to the cohort's {most}, got {min_clients}")

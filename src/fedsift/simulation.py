@@ -19,7 +19,7 @@ from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Ranks, Stacked, Task
 from fedsift.engine.stacked import PRECISIONS
 from fedsift.engine.task import Data, Diverged, Loss, check_model
-from fedsift.federation import Federation, Happened, Snapshot, cohort_size
+from fedsift.federation import Federation, Happened, Snapshot, check_cohort
 from fedsift.memories import OnDisk, SlotFile
 from fedsift.vector import Layout, Moments
 
@@ -167,14 +167,10 @@ def prepare(
             f"got {algorithm!r}"
         )
     if batch_size is not None:
-        _check_whole("batch-size", batch_size, at_least=1)
-    if not 0 < participation <= 1:
-        raise ValueError(f"participation must be in (0, 1], got {participation}")
+        _check_whole("batch_size", batch_size, at_least=1)
+    check_cohort(len(clients), participation, min_clients)
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
-    most = cohort_size(participation, len(clients))
-    if not 0 <= min_clients <= most:
-        raise ValueError(f"min-clients must be from 0 to the cohort's {most}, got {min_clients}")
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; choose one of: {', '.join(PRECISIONS)}")
     if precision != "fp32" and torch.device(device).type != "cuda":
@@ -258,9 +254,15 @@ def _to(pair: Data, device: str | torch.device) -> tuple[Tensor, Tensor]:
 
 def chosen_device(device: str | torch.device) -> str | torch.device:
     """The device that is meant: ``auto`` is CUDA where there is one."""
-    if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    asked = torch.device(device)
+    if asked.type == "cuda" and asked.index not in (None, torch.cuda.current_device()):
+        raise ValueError(
+            f"{asked} is not the current GPU: call torch.cuda.set_device({asked.index}), "
+            "and give 'cuda'"
+        )
+    return device
 
 
 def _check_data(whose: str, pair: Any) -> None:

@@ -30,7 +30,7 @@ from fedsift.report.collect import Shown, find_runs, read_run
 from fedsift.report.figures import accuracy_figure
 from fedsift.report.html import report_on, write_report
 from fedsift.report.tables import number_of
-from fedsift.runs.compare import MIBIT, Row, csv_of, table_of
+from fedsift.runs.compare import Row, csv_of, mibit, table_of
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import begin, federation_of, go, summarise
@@ -212,7 +212,7 @@ def status_of(record: Record) -> str:
         words.append(f"{100 * record['accuracy']:.2f} %")
     if record["loss"] is not None:
         words.append(f"loss {record['loss']:.2f}")
-    words.append(f"{(record['uplink_bits_paper'] or 0) / MIBIT:.2f} Mibit")
+    words.append(f"{mibit(record):.2f} Mibit")
     if record.get("rejected"):
         words.append(f"{record['rejected']} rejected")
     return "".join(f" · {word}" for word in words)
@@ -230,7 +230,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         "final accuracy": percent(summary["final_accuracy"]),
         "best accuracy": percent(summary["best_accuracy"]),
         "uplink a client": f"{size(summary['uplink_bytes'])} sent; "
-        f"{summary['uplink_bits_paper'] / MIBIT:.2f} Mibit by the paper's formula",
+        f"{mibit(summary):.2f} Mibit by the paper's formula",
         "downlink a client": size(summary["downlink_bytes"]),
         "time": f"{summary['seconds']:.2f} s, {summary['seconds_per_round']:.2f} s a round",
     }

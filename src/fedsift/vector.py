@@ -147,11 +147,13 @@ class Layout:
 
 
 def raw_bytes(x: Tensor) -> bytes:
-    """A tensor's numbers as they lie in memory, for hashing.
+    """A tensor's numbers as they lie in memory: little endian wherever torch runs.
 
     >>> raw_bytes(torch.tensor([1.0])).hex()
     '0000803f'
     """
+    if not x.numel():
+        return b""  # its stride may be 0, of which view makes no octets
     octets = x.detach().cpu().contiguous().view(torch.uint8)
     return octets.numpy().tobytes()
 

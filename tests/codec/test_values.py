@@ -48,7 +48,7 @@ def vectors(draw: st.DrawFn) -> torch.Tensor:
 
 def exact_size(coder: ValueCoder, codes: Codes) -> int:
     scales = None if codes.scales is None else codes.scales[None]
-    return int(Coded(coder, Codes(codes.codes[None], scales), torch.float32).sizes())
+    return int(Coded(coder, Codes(codes.codes[None], scales), torch.float32).sizes)
 
 
 @BY_NAME

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsift.adam import adam_step, direction
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
-from fedsift.codec.update import Parts, dense
+from fedsift.codec.update import Parts, dense, left_of
 from fedsift.codec.values import Linear
 from fedsift.vector import Moments
 
@@ -37,8 +37,8 @@ def efficient_adam(
 
     def quantise(wanted: Tensor) -> tuple[Parts, Tensor]:
         coder = Linear(bits, block=None, wide=wanted.dtype.itemsize > 4)
-        parts = dense({"w": wanted}, coder)
-        return parts, wanted - parts[0].values["w"].restore()
+        (part,) = dense({"w": wanted}, coder)
+        return (part,), left_of(wanted, part, "w")
 
     def send(
         context: Context, start: Moments, end: Moments, memory: Memory

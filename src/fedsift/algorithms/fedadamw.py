@@ -70,11 +70,15 @@ def fedadamw(
     )
 
 
-def weights_and_means(w: Tensor, means: Tensor) -> Parts:
-    """Every coordinate of w, and of the means the first of each block."""
-    first = (torch.arange(w.shape[-1], device=w.device) % BLOCK == 0).expand_as(w)
-    blocks = math.ceil(w.shape[-1] / BLOCK)
-    return (*dense({"w": w}), *sparse({"v": means}, first, k=blocks))
+def weights_and_means(w: Tensor, v: Tensor) -> Parts:
+    """Every coordinate of w, and the means of v's blocks."""
+    return (*dense({"w": w}), *means_of(v))
+
+
+def means_of(v: Tensor) -> Parts:
+    """The first coordinate of each block: of :func:`block_means`, all that there is to send."""
+    first = (torch.arange(v.shape[-1], device=v.device) % BLOCK == 0).expand_as(v)
+    return sparse({"v": v}, first, k=math.ceil(v.shape[-1] / BLOCK))
 
 
 def block_means(v: Tensor) -> Tensor:

@@ -230,7 +230,7 @@ def check_setting(key: str, value: float) -> None:
     meaning, holds = _RANGES.get(key, ("a finite number", math.isfinite))
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or abs(value) > sys.float_info.max or not holds(value):
-        raise ValueError(f"{key.replace('_', '-')} must be {meaning}, got {value!r}")
+        raise ValueError(f"{key} must be {meaning}, got {value!r}")
 
 
 def zeros(names: tuple[str, ...], rows: int, like: Tensor) -> dict[str, Tensor]:

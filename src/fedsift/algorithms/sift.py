@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedsift.adam import clipped_adam_step
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, method
-from fedsift.codec.update import Parts, Role, sparse
+from fedsift.codec.update import Parts, Role, left_of, sparse
 from fedsift.codec.values import Linear, Log, ValueCoder
 from fedsift.mask import kept, top_k
 from fedsift.vector import Moments
@@ -124,7 +124,4 @@ def sifted(w: Tensor, v: Tensor, k: int, bits: int) -> tuple[Parts, tuple[Tensor
     wide = w.dtype.itemsize > 4
     coders: dict[Role, ValueCoder] = {"w": Linear(bits, wide=wide), "v": Log(V_BITS, wide=wide)}
     (part,) = sparse({"w": w, "v": v}, top_k(w, k), coders, k=k)
-    assert part.indices is not None
-    left_w = w.scatter_add(-1, part.indices, -part.values["w"].restore())
-    left_v = v.scatter_add(-1, part.indices, -part.values["v"].restore())
-    return (part,), (left_w, left_v)
+    return (part,), (left_of(w, part, "w"), left_of(v, part, "v"))

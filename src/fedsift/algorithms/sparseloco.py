@@ -21,7 +21,7 @@ from torch import Tensor
 from fedsift.adam import adam_step
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
-from fedsift.codec.update import Coded, Part, Parts, sparse
+from fedsift.codec.update import Coded, Part, Parts, left_of, sparse
 from fedsift.codec.values import Linear
 from fedsift.mask import kept_per_chunk, top_k_per_chunk
 from fedsift.vector import Moments
@@ -56,9 +56,7 @@ def sparseloco(
     ) -> tuple[Parts, Memory]:
         wanted = decay * memory["residual"] + end.w - start.w
         part = in_two_bits(wanted, top_k_per_chunk(wanted, density, CHUNK), k=kept_of(context.d))
-        assert part.indices is not None
-        residual = wanted.scatter_add(-1, part.indices, -part.values["w"].restore())
-        return (part,), {"m": end.m, "v": end.v, "residual": residual}
+        return (part,), {"m": end.m, "v": end.v, "residual": left_of(wanted, part, "w")}
 
     def apply(state: Moments, received: Moments) -> Moments:
         return state._replace(w=state.w + outer_lr * received.w)

@@ -23,9 +23,9 @@ from fedsift.codec.codes import (
     require_finite,
     require_scales,
     scales_of,
-    to_bytes,
 )
 from fedsift.codec.errors import require
+from fedsift.vector import raw_bytes
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Blocked:
         """Write one client's codes."""
         raw = symbols.unsigned(one_client(codes), self.bits).numpy()
         coded = symbols.write(raw, self.bits, bytes_for(len(raw), self.bits))
-        return to_bytes(scales_of(codes)) + (coded or pack_bits(raw, self.bits))
+        return raw_bytes(scales_of(codes)) + (coded or pack_bits(raw, self.bits))
 
     def unpack(self, payload: bytes, n: int, max_abs: float = float("inf")) -> Codes:
         """Read n valid codes, or raise :class:`FrameError`."""

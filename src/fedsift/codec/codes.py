@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedsift.codec.errors import NotFiniteError, require
 
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 ROUNDING = 2.0**-20  # covers the float32 roundings of a scale, a ratio and a product
 TINY = 2.0**-140  # the same for denormals, where roundings are absolute
 WIDE = 0x80  # the bit of a wire id that says that scales are float64
@@ -96,13 +94,7 @@ def one_client(codes: Codes) -> Tensor:
     return codes.codes
 
 
-def to_bytes(x: Tensor) -> bytes:
-    """Write numbers as they lie in memory: little endian on every machine that torch runs on."""
-    integers: npt.NDArray[np.int64] = x.contiguous().view(_INTEGERS[x.dtype.itemsize]).numpy()
-    return integers.tobytes()
-
-
 def from_bytes(payload: bytes, dtype: torch.dtype) -> Tensor:
-    """Read numbers that :func:`to_bytes` has written."""
+    """Read numbers that :func:`fedsift.vector.raw_bytes` has written."""
     integers = np.frombuffer(payload, f"<i{dtype.itemsize}").copy()
     return torch.from_numpy(integers).view(dtype)

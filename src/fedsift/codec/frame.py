@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedsift.codec.errors import FrameError
+from fedsift.codec.errors import FrameError, require
 from fedsift.codec.header import (
     ID_BYTES,
     Header,
@@ -116,11 +116,18 @@ def decode(frame: bytes, layout: Layout, limits: Limits | None = None) -> Update
 
 def open_frame(frame: bytes, layout: Layout, limits: Limits) -> tuple[Header, int]:
     """The header of a frame that is whole and within the limits, and where its payload begins."""
+    header, at = whole_header(frame)
+    header.check(layout, limits)
+    return header, at
+
+
+def whole_header(frame: bytes) -> tuple[Header, int]:
+    """The header of a frame that is whole, and where its payload begins."""
     body = unseal(frame)
     header, at = read_header(body)
-    header.check(layout, limits)
-    if at + sum(part.payload_bytes for part in header.parts) != len(body):
-        raise FrameError("the frame is longer or shorter than its header says")
+    require(all(part.k <= header.d for part in header.parts), "more coordinates than d")
+    payload = sum(part.payload_bytes for part in header.parts)
+    require(at + payload == len(body), "the frame is longer or shorter than its header says")
     return header, at
 
 
@@ -139,7 +146,7 @@ def header_of(spec: Spec, weight: float, parts: tuple[PartHeader, ...]) -> Heade
 
 def _part_headers(part: Part, layout: Layout) -> list[PartHeader]:
     about, coders = _about(part, layout)
-    values = [coded.sizes() for coded in part.values.values()]
+    values = [coded.sizes for coded in part.values.values()]
     masks: list[tuple[IndexCoder | None, int]] = [(None, 0)] * len(values[0])
     if part.indices is not None:  # synchronises a GPU, which has the values' sizes ready, too
         masks = [*shortest_sizes(part.indices, layout.d, layout.starts)]

@@ -83,8 +83,6 @@ class Header:
         roles = [role for part in self.parts for role in part.roles]
         if len(roles) != len(set(roles)):
             raise FrameError("a role is sent twice")
-        if any(part.k > self.d for part in self.parts):
-            raise FrameError("more coordinates than the model has")
 
 
 def write_header(header: Header) -> bytes:

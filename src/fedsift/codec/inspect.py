@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsift.codec.errors import require
-from fedsift.codec.frame import CHECKSUM_BYTES, Spec, header_of, unseal
-from fedsift.codec.header import Header, PartHeader, header_size, read_header, varint
+from fedsift.codec.frame import CHECKSUM_BYTES, Spec, header_of, whole_header
+from fedsift.codec.header import Header, PartHeader, header_size, varint_size
 from fedsift.codec.index import CODERS
 from fedsift.codec.update import Part, Update
 from fedsift.codec.values import Blocked
@@ -35,11 +34,7 @@ def dissect(frame: bytes) -> Anatomy:
 
     No model is needed, so the payload is not decoded.
     """
-    body = unseal(frame)
-    header, at = read_header(body)
-    require(all(part.k <= header.d for part in header.parts), "more coordinates than d")
-    payload = sum(part.payload_bytes for part in header.parts)
-    require(at + payload == len(body), "the frame is longer or shorter than its header says")
+    header, at = whole_header(frame)
     return Anatomy(header, at, len(frame))
 
 
@@ -79,10 +74,10 @@ def bytes_by_part(update: Update, specs: Sequence[Spec], frames: Sequence[int]) 
         counted["header"] += header_size(header_of(spec, weight, parts)) + CHECKSUM_BYTES
     for part in update.parts:
         for role, coded in part.values.items():
-            sizes = coded.sizes().tolist()
+            sizes = coded.sizes.tolist()
             counted[role] += sum(sizes)
             if isinstance(coded.coder, Blocked):  # in the header above, each had one byte for "0"
-                counted[role] += sum(len(varint(size)) for size in sizes)
+                counted[role] += sum(map(varint_size, sizes))
                 counted["header"] -= len(sizes)
     if any(part.indices is not None for part in update.parts):
         counted["mask"] = sum(frames) - counted.total()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -43,6 +44,7 @@ class Coded:
         """The values as their receiver sees them."""
         return self.coder.restore(self.codes, self.dtype)
 
+    @cached_property
     def sizes(self) -> Tensor:
         """The bytes of each client's values; nothing is counted on a GPU unless they can differ."""
         if isinstance(self.coder, Blocked):
@@ -179,6 +181,17 @@ def _values_at(indices: Tensor, x: Tensor, since: Tensor | None) -> Tensor:
 
         return gpu_select.difference_at(indices, x, since)
     return x.gather(-1, indices) - since.gather(-1, indices)
+
+
+def left_of(x: Tensor, part: Part, role: Role) -> Tensor:
+    """What of x ``(clients, d)`` the receiver of a part does not get.
+
+    >>> (part,) = sparse({"w": torch.tensor([[1.0, 2.0]])}, torch.tensor([[False, True]]))
+    >>> left_of(torch.tensor([[1.0, 2.0]]), part, "w").tolist()
+    [[1.0, 0.0]]
+    """
+    sent = part.values[role].restore()
+    return x - sent if part.indices is None else x.scatter_add(-1, part.indices, -sent)
 
 
 def moments(x: Moments) -> dict[Role, Tensor]:

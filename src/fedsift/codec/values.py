@@ -30,9 +30,9 @@ from fedsift.codec.codes import (
     require_finite,
     require_scales,
     scales_of,
-    to_bytes,
 )
 from fedsift.codec.errors import FrameError, require
+from fedsift.vector import raw_bytes
 
 __all__ = [
     "CODERS",
@@ -99,7 +99,7 @@ class Float:
 
     def pack(self, codes: Codes) -> bytes:
         """Write one client's codes."""
-        return to_bytes(codes.codes)
+        return raw_bytes(codes.codes)
 
     def unpack(self, payload: bytes, n: int, max_abs: float = float("inf")) -> Codes:
         """Read n valid codes, or raise :class:`FrameError`."""
@@ -169,7 +169,7 @@ class Sign:
     def pack(self, codes: Codes) -> bytes:
         """Write one client's codes."""
         negative = (one_client(codes) < 0).view(torch.uint8)
-        return to_bytes(scales_of(codes)) + pack_bits(negative.numpy(), 1)
+        return raw_bytes(scales_of(codes)) + pack_bits(negative.numpy(), 1)
 
     def unpack(self, payload: bytes, n: int, max_abs: float = float("inf")) -> Codes:
         """Read n valid codes, or raise :class:`FrameError`."""

@@ -121,7 +121,6 @@ class Entry:
 
     load: Callable[[], Dataset]
     shape: tuple[int, ...]
-    dtype: torch.dtype = torch.float32
     comes_with: str = ""
     digest: Callable[[], str] | None = None
 
@@ -131,9 +130,7 @@ DATASETS: dict[str, Entry] = {
     "fashion-mnist": Entry(fashion_mnist, (1, 28, 28)),
     "cifar-10": Entry(cifar10, (3, 32, 32)),
     "svhn": Entry(svhn, (3, 32, 32)),
-    "python-stdlib": Entry(
-        python_stdlib, (text.CONTEXT,), torch.int64, comes_with="Python", digest=text.digest
-    ),
+    "python-stdlib": Entry(python_stdlib, (text.CONTEXT,), comes_with="Python", digest=text.digest),
 }
 """Every data set by its command-line name."""
 

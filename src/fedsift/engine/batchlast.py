@@ -247,12 +247,19 @@ def gradient_of_x(g: Tensor, weight: Tensor) -> Tensor:
 
 def gradient_of_weight(g: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
     """Every tap's product with the pixels that it met."""
-    rows, out, columns, batch = g.shape
-    places = taps(shape[1:], x.shape[2], batch)
     of_weight = g.new_zeros(shape)
-    sizes = (len(places), rows, columns, math.prod(x.shape[1:]), out, batch)
+    places, sizes = taps_and_sizes(x, g.shape, shape)
     native.kernel("weight_gradient")(g, x, places, of_weight, *sizes)
     return of_weight
+
+
+def taps_and_sizes(
+    x: Tensor, shape: Sequence[int], weight: torch.Size
+) -> tuple[Tensor, tuple[int, ...]]:
+    """What the gradient of a weight wants to know of x, and of y by its shape."""
+    rows, out, columns, batch = shape
+    places = taps(weight[1:], x.shape[2], batch)
+    return places, (len(places), rows, columns, math.prod(x.shape[1:]), out, batch)
 
 
 @cache
@@ -298,9 +305,8 @@ class ConvolutionHalving(torch.autograd.Function):
             spread = gradient_of_larger(g, which, ctx.shape)
             of_weight = gradient_of_weight(spread, x, weight.shape)
             return gradient_of_x(spread, weight), of_weight, of_bias, None
-        rows, out, columns, batch = ctx.shape
-        places, of_weight = taps(weight.shape[1:], x.shape[2], batch), torch.zeros_like(weight)
-        sizes = (len(places), rows, columns, math.prod(x.shape[1:]), out, batch)
+        of_weight = torch.zeros_like(weight)
+        places, sizes = taps_and_sizes(x, ctx.shape, weight.shape)
         native.kernel("halve_weight_gradient")(
             g, which, x, places, between(ctx.shape), of_weight, *sizes
         )

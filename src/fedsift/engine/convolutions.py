@@ -9,15 +9,14 @@ back: for four pixels and a kernel of five columns that makes 8 products instead
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedsift.engine.batchlast import between, frame_of, taps
+from fedsift.engine.batchlast import between, frame_of, taps_and_sizes
 from fedsift.engine.native import prepared
 
 Call = Callable[[], object]
@@ -232,15 +231,6 @@ def weight_gradient(of_y: Tensor, x: Tensor, into: Tensor) -> Call:
     """The gradient of a weight (O, C, KH, KW), added to what is there."""
     places, sizes = taps_and_sizes(x, of_y.shape, into.shape)
     return prepared("weight_gradient", of_y, x, places, into, *sizes)
-
-
-def taps_and_sizes(
-    x: Tensor, shape: Sequence[int], weight: torch.Size
-) -> tuple[Tensor, tuple[int, ...]]:
-    """What the gradient of a weight wants to know of x and y."""
-    rows, out, columns, batch = shape
-    places = taps(weight[1:], x.shape[2], batch)
-    return places, (len(places), rows, columns, math.prod(x.shape[1:]), out, batch)
 
 
 def rearranged(x: Tensor, how: Callable[[Tensor], Tensor], into: Tensor) -> Call:

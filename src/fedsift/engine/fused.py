@@ -15,6 +15,7 @@ from torch import Tensor
 from fedsift.adam import adam_step, clipped, clipped_adam_step
 from fedsift.algorithms.method import Step
 from fedsift.engine import native
+from fedsift.select import has_kernels
 from fedsift.vector import Moments
 
 InPlace = Callable[[Moments, Tensor, Tensor], None]
@@ -34,7 +35,7 @@ def fused(step: Step, like: Tensor) -> InPlace:
     if isinstance(step, partial) and step.func is clipped_adam_step:
         return after_clipping(step.keywords, like)
     if isinstance(step, partial) and step.func is adam_step and like.dtype == torch.float32:
-        if like.is_cuda:
+        if has_kernels(like):
             return partial(adam_on_gpu, **step.keywords)
         if like.is_cpu and native.load() is not None:
             return partial(adam_on_cpu, **step.keywords)

@@ -198,7 +198,7 @@ def convolution(call: Call, layer: nn.Conv2d, x: Tensor) -> Tensor:
     """A convolution with a square window."""
     sides, strides, paddings = set(layer.kernel_size), set(layer.stride), set(layer.padding)
     plain = layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
-    square = len(sides) == len(strides) == len(paddings) == 1 and layer.padding != "same"
+    square = len(sides) == len(strides) == len(paddings) == 1
     if not (plain and square and x.dim() == 5 and not isinstance(layer.padding, str)):
         raise Unknown(f"convolution {layer}")
     window = Window(layer.kernel_size[0], layer.stride[0], int(layer.padding[0]))
@@ -250,16 +250,11 @@ def average(call: Call, layer: nn.AdaptiveAvgPool2d, x: Tensor) -> Tensor:
     return x.mean((2, 3), keepdim=True)
 
 
-def flatten(x: Tensor, start: int = 1) -> Tensor:
+def flatten(call: Call, layer: nn.Flatten, x: Tensor) -> Tensor:
     """A sample's numbers in one row, in the order that they have with the channels first."""
-    return (x.permute(0, 1, 4, 2, 3) if x.dim() == 5 else x).flatten(2)
-
-
-def flatten_layer(call: Call, layer: nn.Flatten, x: Tensor) -> Tensor:
-    """:func:`flatten` as a layer."""
     if (layer.start_dim, layer.end_dim) != (1, -1):
         raise Unknown(f"flattening {layer}")
-    return flatten(x)
+    return (x.permute(0, 1, 4, 2, 3) if x.dim() == 5 else x).flatten(2)
 
 
 def elementwise(call: Call, layer: nn.Module, x: Tensor) -> Tensor:
@@ -274,7 +269,7 @@ MODULES: dict[type[nn.Module], Callable[[Call, Any, Tensor], Tensor]] = {
     nn.MaxPool2d: max_pool,
     nn.GroupNorm: group_norm,
     nn.AdaptiveAvgPool2d: average,
-    nn.Flatten: flatten_layer,
+    nn.Flatten: flatten,
     nn.ReLU: lambda call, layer, x: torch.relu(x),
     **dict.fromkeys((nn.Identity, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU), elementwise),
 }

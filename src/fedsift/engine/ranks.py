@@ -34,10 +34,6 @@ from fedsift.engine.reference import Reference
 from fedsift.engine.task import ClientResult, Job, Task
 from fedsift.vector import Moments
 
-gc.freeze()
-"""What the imports made lives as long as the process. The collector need not go through it again:
-in forked processes that copies memory, and at the end it takes a quarter of a second."""
-
 WORTHWHILE = 0.25
 """Seconds of work in a round from which on other processes are worth their start."""
 

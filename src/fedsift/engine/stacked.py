@@ -134,8 +134,9 @@ class Stacked:
             return MOST_CLIENTS
         sample = self.data[0].numel() * self.data.element_size()
         state = 16 * self.task.layout.d * self.task.layout.dtype.itemsize
-        free, _ = torch.cuda.mem_get_info(self.data.device)
-        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        gpu = self.data.device
+        free, _ = torch.cuda.mem_get_info(gpu)
+        unused = torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
         each = state + 400 * sample * batch
         return max(1, min(MOST_CLIENTS, (free + unused) // (2 * each)))
 

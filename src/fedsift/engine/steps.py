@@ -22,6 +22,7 @@ from fedsift.algorithms.method import Step
 from fedsift.engine.fused import fused
 from fedsift.engine.local import runs
 from fedsift.engine.task import Loss, Task
+from fedsift.select import has_kernels
 from fedsift.vector import Moments
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ class Work:
     @cached_property
     def network(self) -> Network | None:
         """The model for all clients at once, if its layers are known and there is a GPU."""
-        if not self.data.is_cuda or self.task.layout.dtype != torch.float32:
+        if not has_kernels(self.data) or self.task.layout.dtype != torch.float32:
             return None
-        from fedsift.engine.network import Network, Unknown  # Triton is there only beside a GPU
+        from fedsift.engine.network import Network, Unknown  # these need Triton
 
         products = {"fp32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import sys
@@ -37,7 +36,7 @@ def deploy_demo(config: RunConfig, folder: RunFolder) -> None:
         statuses = federation.statuses()  # Flower's process ends with 0 also where its run failed
     if statuses != [COMPLETED]:
         raise ProcessFailed(reason(federation))
-    out.print(summary_table(json.loads(folder.summary_file.read_text())))
+    out.print(summary_table(folder.summary()))
     say_where("report", folder.path / "report.html")
 
 

@@ -20,7 +20,7 @@ from fedsift.algorithms.method import Algorithm
 from fedsift.codec.errors import FrameError
 from fedsift.codec.limits import Limits
 from fedsift.engine.task import Elsewhere, Job, Missing, Received, Task
-from fedsift.federation import MOST_SAMPLES, cohort_size
+from fedsift.federation import MOST_SAMPLES, check_cohort
 from fedsift.flower.arrays import flat, named
 from fedsift.flower.deployment import Deployment, Node, Orders
 from fedsift.flower.exchange import Exchange, connected
@@ -87,10 +87,7 @@ class FedSift(Strategy):
             raise ValueError(f"clients must be at least 1, got {clients}")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, or None for all, got {batch_size}")
-        if not 0 < participation <= 1:
-            raise ValueError(f"participation must be in (0, 1], got {participation}")
-        if not 0 <= min_clients <= cohort_size(participation, clients):
-            raise ValueError(f"min_clients must be from 0 to the cohort's size, got {min_clients}")
+        check_cohort(clients, participation, min_clients)
         if enough is not None and not max(1, min_clients) <= enough <= clients:
             raise ValueError(f"enough must be from min_clients to {clients}, got {enough}")
         self.algorithm, self.clients = algorithm, clients

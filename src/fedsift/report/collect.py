@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedsift.runs.compare import MIBIT, reached
+from fedsift.runs.compare import mibit, reached
 from fedsift.runs.config import ConfigError, read_values
 from fedsift.runs.folder import RunFolder
 from fedsift.simulation import Record
@@ -140,7 +140,7 @@ def read_run(path: Path) -> Shown:
 
 def summary_so_far(settings: Mapping[str, Any], history: Sequence[Record]) -> dict[str, Any]:
     """What summary.json would say of a run that has not ended."""
-    seconds = float(history[-1].get("seconds") or 0)
+    seconds = float(history[-1]["seconds"])
     accuracies = [x for r in history if (x := r.get("accuracy")) is not None]
     return {
         **settings,
@@ -288,18 +288,3 @@ def best_first(task: Task, target: float | None) -> Task:
         return (math.inf if bits is None else bits), -(best or 0)
 
     return Task(task.name, sorted(task.groups, key=rank))
-
-
-def mibit(record: Record) -> float:
-    """What a client had sent by the paper's formula, in Mibit."""
-    return float(record.get("uplink_bits_paper") or 0) / MIBIT
-
-
-def megabytes(record: Record) -> float:
-    """What a client had sent, in MB."""
-    return float(record.get("uplink_bytes") or 0) / 1e6
-
-
-def both_ways(record: Record) -> float:
-    """What a client had sent and received, in MB."""
-    return megabytes(record) + float(record.get("downlink_bytes") or 0) / 1e6

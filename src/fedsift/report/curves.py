@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedsift.report.charts import HEIGHT, Block, Chart, View, chart, curve
-from fedsift.report.collect import Group, Task, both_ways, megabytes, mibit
+from fedsift.report.collect import Group, Task
+from fedsift.runs.compare import both_ways, megabytes, mibit
 from fedsift.simulation import Record
 
 
@@ -17,7 +18,7 @@ def accuracy_by_traffic(task: Task) -> Block:
         "Mibit": ("uplink a client by the paper's formula, Mibit", mibit),
         "MB up": ("uplink a client, MB", megabytes),
         "MB up + down": ("uplink and downlink a client, MB", both_ways),
-        "time": ("time, s", lambda r: float(r.get("seconds") or 0)),
+        "time": ("time, s", lambda r: float(r["seconds"])),
     }
     groups = [g for g in task.groups if any(x is not None for x in g.means(accuracy))]
     views = [
@@ -53,7 +54,7 @@ accuracy = column("accuracy")
 
 def rounds(record: Record) -> float:
     """The round."""
-    return float(record["round"] or 0)
+    return float(record["round"])
 
 
 def curves(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
-from fedsift.runs.compare import MIBIT
+from fedsift.runs.compare import mibit
 from fedsift.simulation import Record
 
 
@@ -17,20 +18,15 @@ def accuracy_figure(
     target: float | None = None,
 ) -> None:
     """Accuracy against Mibit sent, and against rounds, side by side; PNG and SVG beside it."""
-    import matplotlib
+    from matplotlib.figure import Figure  # here, as it takes a second
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (by_bits, by_rounds) = plt.subplots(
-        1, 2, figsize=(10, 4.4), sharey=True, layout="constrained"
-    )
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    by_bits, by_rounds = figure.subplots(1, 2, sharey=True)
     styles = cycle(("-", "--", "-.", ":"))
     for (name, history), style in zip(histories.items(), styles, strict=False):
-        accuracy = [100 * float(r["accuracy"] or 0) for r in history]
-        mibit = [float(r["uplink_bits_paper"] or 0) / MIBIT for r in history]
-        by_bits.plot(mibit, accuracy, style, label=name, linewidth=1.6)
-        by_rounds.plot([int(r["round"] or 0) for r in history], accuracy, style, linewidth=1.6)
+        accuracy = [math.nan if (a := r["accuracy"]) is None else 100 * a for r in history]
+        by_bits.plot([mibit(r) for r in history], accuracy, style, label=name, linewidth=1.6)
+        by_rounds.plot([r["round"] for r in history], accuracy, style, linewidth=1.6)
     by_bits.set(xscale="log", xlabel="uplink, Mibit a client", ylabel="test accuracy, %")
     by_rounds.set(xlabel="round")
     for axes in (by_bits, by_rounds):
@@ -42,4 +38,3 @@ def accuracy_figure(
     figure.legend(frameon=False, loc="outside lower center", ncols=5)
     for suffix in (".png", ".svg"):
         figure.savefig(path.with_suffix(suffix), dpi=150)
-    plt.close(figure)

@@ -20,13 +20,12 @@ from fedsift.report.collect import (
     find_runs,
     find_target,
     likely_target,
-    megabytes,
-    mibit,
     order,
     read_run,
 )
 from fedsift.report.curves import accuracy_by_traffic, by_rounds
 from fedsift.report.sent import bytes_by_part, labels, magnitudes, overlap, pairs
+from fedsift.runs.compare import megabytes, mibit
 
 HERE = Path(__file__).parent
 

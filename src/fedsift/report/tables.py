@@ -12,12 +12,10 @@ from fedsift.report.collect import (
     Spread,
     Task,
     all_settings,
-    megabytes,
-    mibit,
     to_target,
     values_of,
 )
-from fedsift.runs.compare import MIBIT
+from fedsift.runs.compare import MIBIT, megabytes, mibit
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def target_cells(group: Group, target: float, bits: Spread, best: float | None) 
     note = "" if found in (0, len(bits.values)) else f"{found} of {len(bits.values)} seeds reach it"
     ratio = bits.mean / best if bits.mean is not None and best else None
     sent = to_target(group, target, megabytes)
-    rounds = to_target(group, target, lambda r: float(r["round"] or 0))
+    rounds = to_target(group, target, lambda r: float(r["round"]))
     return [
         Cell(bits.text(), order_of(bits.mean), note),
         Cell("" if ratio is None else f"{ratio:.2f}×", order_of(ratio)),

@@ -10,8 +10,8 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedsift.reproduce.pins import Pin, Planned
@@ -65,12 +65,10 @@ ROLES = {"w": "ΔW", "m": "ΔM", "v": "ΔV"}
 @contextmanager
 def picture(path: Path, title: str, columns: int = 1) -> Iterator[list[Axes]]:
     """Axes side by side; what is drawn on them is saved as PNG and SVG."""
-    mpl.use("Agg")
     with mpl.rc_context(STYLE):
         width = 5.4 * columns + 1.2 * (columns == 1)
-        figure, axes = plt.subplots(
-            1, columns, figsize=(width, 4.2), squeeze=False, sharey=True, layout="constrained"
-        )
+        figure = Figure(figsize=(width, 4.2), layout="constrained")
+        axes = figure.subplots(1, columns, squeeze=False, sharey=True)
         figure.suptitle(title, fontsize=11)
         yield list(axes[0])
         if columns == 1:
@@ -78,7 +76,6 @@ def picture(path: Path, title: str, columns: int = 1) -> Iterator[list[Axes]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path.with_suffix(".png"))
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-        plt.close(figure)
 
 
 def draw_curves(pin: Pin, curves: Sequence[Curve], path: Path) -> None:

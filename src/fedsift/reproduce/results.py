@@ -16,7 +16,7 @@ from fedsift.disk import replace_file
 from fedsift.reproduce.pins import Pin, Planned, Wanted, plan, read
 from fedsift.reproduce.runner import DIVERGED
 from fedsift.reproduce.updates import UPDATES
-from fedsift.runs.compare import MIBIT, Row, row_of
+from fedsift.runs.compare import Row, megabytes, mibit, row_of
 from fedsift.runs.folder import RunFolder, column
 from fedsift.simulation import Record
 
@@ -159,8 +159,8 @@ class Curve:
         return cls(
             line,
             [i + 1 for i in kept],
-            [float(first[i]["uplink_bits_paper"] or 0) / MIBIT for i in kept],
-            [fmean(float(o.history[i]["uplink_bytes"] or 0) / 1e6 for o in line) for i in kept],
+            [mibit(first[i]) for i in kept],
+            [fmean(megabytes(o.history[i]) for o in line) for i in kept],
             [fmean(x) for x in each],
             [min(x) for x in each],
             [max(x) for x in each],

@@ -17,7 +17,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedsift.reproduce.results import Outcome, environments
-from fedsift.runs.compare import reached
+from fedsift.runs.compare import megabytes, reached
 from fedsift.simulation import Record
 
 Line = Sequence[Outcome]
@@ -40,11 +40,8 @@ class Cost:
     @classmethod
     def at(cls, record: Record, first_model: float) -> Cost:
         """After that round; what came down without the first model."""
-        paper, up, down = (
-            float(record[key] or 0)
-            for key in ("uplink_bits_paper", "uplink_bytes", "downlink_bytes")
-        )
-        return cls(int(record["round"] or 0), up / 1e6, down / 1e6 - first_model, paper / 8e6)
+        down = record["downlink_bytes"] / 1e6 - first_model
+        return cls(record["round"], megabytes(record), down, record["uplink_bits_paper"] / 8e6)
 
 
 def cost_to(outcome: Outcome, target: float | None) -> Cost | None:

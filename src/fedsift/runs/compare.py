@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
@@ -15,6 +15,21 @@ from fedsift.simulation import Record
 
 MIBIT = 2**20
 """Bits in a Mibit, the unit of the paper's Table 1."""
+
+
+def mibit(record: Mapping[str, Any]) -> float:
+    """What a client had sent by the paper's formula, in Mibit."""
+    return float(record["uplink_bits_paper"]) / MIBIT
+
+
+def megabytes(record: Record) -> float:
+    """What a client had sent, in MB."""
+    return float(record["uplink_bytes"]) / 1e6
+
+
+def both_ways(record: Record) -> float:
+    """What a client had sent and received, in MB."""
+    return megabytes(record) + float(record["downlink_bytes"]) / 1e6
 
 
 @dataclass(frozen=True)
@@ -89,9 +104,9 @@ def row_of(algorithm: str, history: Sequence[Record], target: float) -> Row:
     return Row(
         algorithm,
         target,
-        None if then is None else float(then["uplink_bits_paper"] or 0) / MIBIT,
-        None if then is None else float(then["uplink_bytes"] or 0) / 1e6,
-        None if then is None else int(then["round"] or 0),
+        None if then is None else mibit(then),
+        None if then is None else megabytes(then),
+        None if then is None else int(then["round"]),
         max(accuracies, default=None),
         accuracies[-1] if accuracies else None,
     )
@@ -107,7 +122,7 @@ def table_of(histories: Mapping[str, Sequence[Record]], target: float) -> list[R
 
 def _with_ratio(row: Row, best: float | None) -> Row:
     ratio = None if row.mibit is None or not best else row.mibit / best
-    return Row(**{**row.__dict__, "ratio": ratio})
+    return replace(row, ratio=ratio)
 
 
 def csv_of(rows: Iterable[Row]) -> str:

@@ -112,7 +112,7 @@ def go(
     try:
         for snapshot, record in play(watched, saved.snapshot, rounds, saved.seconds):
             folder.append(record, uploads.sum_up(snapshot.round))
-            keeper.offer(snapshot, float(record["seconds"] or 0))
+            keeper.offer(snapshot, float(record["seconds"]))
             yield record
         folder.save_model(federation, keeper.latest.snapshot)
         end(federation)
@@ -160,7 +160,7 @@ def summarise(config: RunConfig, federation: Federation, history: list[Record]) 
     """The contents of summary.json."""
     accuracies = column(history, "accuracy")
     last = history[-1]
-    seconds = float(last["seconds"] or 0)
+    seconds = float(last["seconds"])
     return {
         **config.flat(),
         "parameters": federation.task.layout.d,

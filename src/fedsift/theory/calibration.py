@@ -13,7 +13,7 @@ from fedsift.engine import Task
 from fedsift.engine.task import Diverged, check_model
 from fedsift.federation import Federation, Snapshot
 from fedsift.models import build
-from fedsift.runs.compare import MIBIT
+from fedsift.runs.compare import mibit
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import check_output
 from fedsift.seeding import stream
@@ -58,7 +58,7 @@ class Advice:
             {
                 **asdict(t.choice),
                 "rounds": t.rounds,
-                "mibit": t.mibit if t.mibit < math.inf else None,
+                "mibit": t.finite,
             }
             for t in self.tried
         ]
@@ -132,7 +132,7 @@ def point_of(record: Record) -> Point:
     if record["accuracy"] is None:
         raise ValueError("advise compares accuracies: give the task a test set with class labels")
     return Point(
-        float(record["uplink_bits_paper"] or 0) / MIBIT,
+        mibit(record),
         math.inf if loss is None else float(loss),
         float(record["accuracy"]),
     )

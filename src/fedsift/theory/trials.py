@@ -8,10 +8,12 @@ holds surely with those, and only in expectation with a standard deviation for Ï
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsift.algorithms import fedadam_ssm
@@ -156,7 +158,11 @@ def ratio(real: float, log_bound: float) -> float:
     return math.inf if log_bound == -math.inf else math.exp(math.log(real) - log_bound)
 
 
-def _clients(seed: int, label: object) -> list[Data]:
+Label = Callable[[NDArray[np.float64], np.random.Generator], NDArray[np.float64]]
+"""Draws the labels of a client's samples."""
+
+
+def _clients(seed: int, label: Label) -> list[Data]:
     draw = stream(seed, "convex")
     d, clients = int(draw.integers(1, 12)), int(draw.integers(1, 5))
     scale = 10 ** draw.uniform(-1, 0.5, size=d)
@@ -164,7 +170,7 @@ def _clients(seed: int, label: object) -> list[Data]:
     def local() -> Data:
         n = int(draw.integers(3, 20))
         x = draw.normal(size=(n, d)) * scale
-        y = label(x, draw)  # type: ignore[operator]
+        y = label(x, draw)
         return torch.tensor(x), torch.tensor(np.asarray(y))[:, None]
 
     return [local() for _ in range(clients)]
