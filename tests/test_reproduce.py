@@ -454,6 +454,26 @@ CORE = ["table1", *SMALL, "--seeds", "1", "--out", "there"]
 FAST = ["--methods", "fedadam-ssm,fedadam"]
 
 
+def test_a_run_with_other_settings_is_not_taken_for_the_planned_one(here, capsys):
+    words = [*CORE, "--methods", "fedadam-ssm"]
+    core_main(words)
+    full = [word for word in ["reproduce", *words] if word != "--quick"]
+    assert main(full) == 2  # the quick run has fewer clients
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "fedadam-ssm/seed-0 holds a run with other settings (clients" in said
+    config = here / "there/cnn-fashion-mnist/iid/fedadam-ssm/seed-0/config.toml"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if not line.startswith("density")))
+    with pytest.raises(SystemExit):  # an earlier fedsift, before the method had this setting
+        core_main(words)
+    assert "(density)" in capsys.readouterr().err
+
+
+def test_a_figure_of_one_method_says_that_it_needs_another(here, capsys):
+    assert main(["reproduce", "fig2", *SMALL, "--methods", "fedadam-ssm"]) == 0
+    assert "fig2 compares: it needs one more method" in capsys.readouterr().out
+
+
 def test_one_failed_run_does_not_keep_the_others_from_being_done(here, monkeypatch, capsys):
     def fail_once(run, *rest):
         if run.label == "fedadam-ssm":

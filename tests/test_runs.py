@@ -430,6 +430,55 @@ def test_the_model_of_a_run_has_the_accuracy_that_the_run_ends_with(algorithm, t
     assert torch.equal(w, Layout.of(model).read(model)) == (algorithm == "fedadam-ssm")
 
 
+class Odd(nn.Module):
+    """With a frozen layer, a scalar, a buffer, and two names for one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.frozen = nn.Linear(64, 64), nn.Linear(64, 64).requires_grad_(False)
+        self.b = nn.Linear(64, 64)
+        self.b.weight = self.a.weight
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.register_buffer("mean", torch.ones(64))
+
+    def forward(self, x):
+        return self.scale * self.b(self.frozen(self.a(x.flatten(1)).relu()).relu() - self.mean)
+
+
+def odd():
+    return Odd()
+
+
+def test_the_model_of_a_run_is_whole_whatever_it_is_made_of(tmp_path):
+    words = ["--model", f"{__name__}:odd", "--clients", "3", "--rounds", "2", "--local-steps", "3"]
+    assert main(["run", *words, "--out", str(tmp_path / "run")]) == 0
+    model = odd()
+    model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    x, y = data.load("digits").test
+    right = float((model(x).argmax(1) == y).float().mean())
+    assert right == pytest.approx(RunFolder.open(tmp_path / "run").history()[-1]["accuracy"])
+
+
+def test_a_model_that_is_there_already_is_not_replaced(tmp_path, capsys):
+    mine = tmp_path / "model.safetensors"
+    mine.write_bytes(b"mine")
+    assert main(["run", "--rounds", "1", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "model.safetensors is there already" in said
+    assert said.count("\n") == 1
+    assert mine.read_bytes() == b"mine"
+
+
+def test_a_run_of_an_earlier_fedsift_is_called_so(tmp_path):
+    config = RunConfig.from_values({"algorithm": "sift", "clients": 2, "rounds": 1})
+    run, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
+    list(go(run, federation, begin(run, federation), 1))
+    lines = run.config_file.read_text().splitlines(keepends=True)
+    run.config_file.write_text("".join(line for line in lines if not line.startswith("average")))
+    with pytest.raises(ConfigError, match="an earlier fedsift, which had no average"):
+        run.load(federation, "cpu")
+
+
 def test_a_run_that_goes_on_has_no_model_of_fewer_rounds(tmp_path):
     config = replace(CONFIG, rounds=1)
     folder, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)

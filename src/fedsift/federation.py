@@ -132,8 +132,9 @@ class Federation:
                 inbox.take(reply)
         if inbox.received < self.min_clients:
             raise TooFewClients(
-                f"round {round} has {inbox.received} of at least {self.min_clients} updates "
-                f"({inbox.rejected} rejected: {inbox.told() or 'none'})"
+                f"round {round} has {inbox.received} of at least {self.min_clients} updates: "
+                f"{len(absent)} were lost, {inbox.rejected} rejected "
+                f"({inbox.told() or 'no problem known'})"
             )
         kept = before.client_memory.replaced(inbox.memory)
         after = replace(before, round=round, client_memory=kept)

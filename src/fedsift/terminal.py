@@ -25,7 +25,7 @@ from fedsift.codec.inspect import Anatomy, above_limit
 from fedsift.disk import replace_file
 from fedsift.engine.message import WorkerDied
 from fedsift.engine.task import Diverged
-from fedsift.federation import Federation
+from fedsift.federation import Federation, TooFewClients
 from fedsift.report.collect import Shown, find_runs, read_run
 from fedsift.report.figures import accuracy_figure
 from fedsift.report.html import report_on, write_report
@@ -162,6 +162,11 @@ def told_how_to_go_on(folder: RunFolder, again: str) -> Iterator[None]:
         good = len(folder.history())
         kept = f"; the checkpoint of round {good} is in {folder.path}" if good else ""
         raise Diverged(f"{problem}{kept}; try a smaller --lr") from None
+    except TooFewClients as problem:
+        lost = (
+            "a resumed run loses the same ones: give a smaller --dropout or --min-clients"
+        )
+        raise TooFewClients(f"{problem}; {lost}") from None
 
 
 @contextmanager

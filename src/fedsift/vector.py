@@ -154,7 +154,7 @@ def raw_bytes(x: Tensor) -> bytes:
     """
     if not x.numel():
         return b""  # its stride may be 0, of which view makes no octets
-    octets = x.detach().cpu().contiguous().view(torch.uint8)
+    octets = x.detach().cpu().reshape(-1).contiguous().view(torch.uint8)
     return octets.numpy().tobytes()
 
 

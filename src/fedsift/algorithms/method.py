@@ -204,7 +204,7 @@ _RANGES: dict[str, Range] = {
     "decay": ("in [0, 1]", lambda x: 0 <= x <= 1),
     "average": ("in [0, 1]", lambda x: 0 <= x <= 1),
     "momentum": _DECAY,
-    "clip": _NOT_NEGATIVE,
+    "clip": ("0, or from 1e-30 on", lambda x: x == 0 or 1e-30 <= x < math.inf),
     "correction": _DECAY,
     "weight_decay": _NOT_NEGATIVE,
     "lr": _POSITIVE,

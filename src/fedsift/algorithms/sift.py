@@ -109,7 +109,7 @@ def lag_after(round: int, average: float, lag: Tensor, step: Tensor) -> Tensor:
     """How far the average of W is from W, after a round that moved W by a step.
 
     The average takes W in with the weight 1 / (1 + average (round - 1)): it reaches back over the
-    same share of all rounds at any time.
+    same share of all rounds at any time. A round in which nobody was heard of leaves it as it is.
 
     >>> from torch import tensor
     >>> lag_after(round=2, average=0.5, lag=tensor(0.0), step=tensor(3.0))

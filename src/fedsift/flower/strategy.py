@@ -138,7 +138,7 @@ class FedSift(Strategy):
                 replies = self.exchange.replies(messages)
                 arrays, metrics = self.aggregate_train(round, replies)
                 self.result.train_metrics_clientapp[round] = metrics
-            self.finish(config)
+            self.finish(self.folder.config())
         return self.result
 
     def config(self, rounds: int) -> RunConfig:

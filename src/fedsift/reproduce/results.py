@@ -14,7 +14,7 @@ from typing import Any
 
 from fedsift.disk import replace_file
 from fedsift.reproduce.pins import Pin, Planned, Wanted, plan, read
-from fedsift.reproduce.runner import DIVERGED
+from fedsift.reproduce.runner import DIVERGED, require_same
 from fedsift.reproduce.updates import UPDATES
 from fedsift.runs.compare import Row, megabytes, mibit, row_of
 from fedsift.runs.folder import RunFolder, column
@@ -56,6 +56,7 @@ def lines_of(pin: Pin, wanted: Wanted, out: Path) -> list[list[Outcome]]:
 def outcome_of(run: Planned, out: Path) -> Outcome:
     """What a run's folder holds of the planned rounds."""
     folder = RunFolder(out / run.path)
+    require_same(run, folder)
     summary = folder.summary()
     history = folder.history()[: run.config.rounds]
     diverged = len(history) < run.config.rounds and (folder.path / DIVERGED).exists()

@@ -16,6 +16,7 @@ from fedsift.engine.task import Diverged
 from fedsift.reproduce.pins import Pin, Planned, Wanted, plan
 from fedsift.reproduce.updates import UPDATES, measure
 from fedsift.runs.compare import reached
+from fedsift.runs.config import ConfigError, read_values
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import begin, federation_of, go, summarise
 from fedsift.simulation import Record
@@ -58,9 +59,28 @@ def is_here(dataset: str) -> bool:
     return dataset not in SOURCES or all(find(file.path) for file in SOURCES[dataset].files)
 
 
+MAY_DIFFER = {"rounds", "device", "precision", "tensorboard"}
+"""Settings that a run may have otherwise than planned, and still be that run."""
+
+
+def require_same(run: Planned, folder: RunFolder) -> None:
+    """Refuse a folder of another run: of the quick one, say, or of another fedsift's defaults."""
+    if not folder.config_file.exists():
+        return
+    found, planned = read_values(folder.config_file), run.config.flat()
+    keys = sorted({*found, *planned} - MAY_DIFFER)
+    other = [key for key in keys if found.get(key) != planned.get(key)]
+    if other:
+        raise ConfigError(
+            f"{folder.path} holds a run with other settings ({', '.join(other)}) than planned: "
+            "give another --out, or delete it"
+        )
+
+
 def is_done(run: Planned, out: Path, stop_at_target: bool = False) -> bool:
     """Whether a run has its rounds, has diverged or, if that is enough, has reached its target."""
     folder = RunFolder(out / run.path)
+    require_same(run, folder)
     if run.measures_updates:
         return (folder.path / UPDATES).exists()
     if (folder.path / DIVERGED).exists():

@@ -87,7 +87,8 @@ def costs_of_one_task(lines: Sequence[Line]) -> list[dict[str, Any]]:
     found = [summary_of(line, harder) for line in lines]
     measure = next((line for line in lines if line[0].run.label == "fedadam-ssm"), ())
     for name, targets in (("target", None), ("harder", harder)):
-        paper = [cost_to(o, target_of(o, targets)) for o in measure]
+        with_target = [(o, at) for o in measure if (at := target_of(o, targets)) is not None]
+        paper = [cost_to(outcome, at) for outcome, at in with_target]
         for told in found:
             told[name] |= ratios(told[name], paper)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import hashlib
 import json
@@ -19,7 +20,7 @@ from fedsift.data import digest_of
 from fedsift.disk import CorruptFile, load_tensors, replace_file, save_tensors, to_disk
 from fedsift.federation import Federation, Snapshot, Traffic
 from fedsift.memories import DIGEST_BYTES, Held, Memories, OnDisk, SlotFile
-from fedsift.runs.config import ConfigError, RunConfig
+from fedsift.runs.config import ConfigError, RunConfig, read_values
 from fedsift.simulation import Record
 from fedsift.vector import Moments
 
@@ -73,7 +74,7 @@ class RunFolder:
 
     @property
     def model_file(self) -> Path:
-        """The trained model's parameters by name; there once the run has ended."""
+        """The trained model, as ``load_state_dict`` takes it; there once the run has ended."""
         return self.path / "model.safetensors"
 
     @property
@@ -126,6 +127,11 @@ class RunFolder:
         if any(exists(file) for file in files):
             raise ConfigError(
                 f"{self.path} holds a run already: continue it with '{self.command}', or give "
+                "another --out"
+            )
+        if exists(self.model_file):
+            raise ConfigError(
+                f"{self.model_file} is there already, and a run would end with its own: give "
                 "another --out"
             )
 
@@ -252,6 +258,11 @@ class RunFolder:
         if not self.checkpoint_file.exists():
             return None
         config = self.config()
+        if missing := set(config.make_algorithm().settings) - set(read_values(self.config_file)):
+            raise ConfigError(
+                f"{self.path} was begun with an earlier fedsift, which had no "
+                f"{', '.join(sorted(missing))}: begin anew with another --out"
+            )
         try:
             about, tensors = load_tensors(self.checkpoint_file, device)
         except CorruptFile as problem:
@@ -295,10 +306,19 @@ class RunFolder:
         return OnDisk(file, dict(zip(clients, file.claim(numbers, digests), strict=True)))
 
     def save_model(self, federation: Federation, snapshot: Snapshot) -> None:
-        """Write the model of a run's last snapshot."""
-        layout = federation.task.layout
-        about = {"round": snapshot.round, "layout": layout.fingerprint()}
-        save_tensors(self.model_file, layout.unflatten(federation.model(snapshot)), about)
+        """Write the model of a run's last snapshot: all that ``load_state_dict`` wants.
+
+        Where the clients alone have the model, that is what was trained of it.
+        """
+        task, w = federation.task, federation.model(snapshot)
+        about = {"round": snapshot.round, "layout": task.layout.fingerprint()}
+        model = copy.deepcopy(task.model)
+        if not any(True for _ in model.parameters()):
+            save_tensors(self.model_file, task.layout.unflatten(w), about)
+            return
+        task.layout.write(w, model)
+        # Cloned, as tied parameters share their memory, and a file of tensors has them apart.
+        save_tensors(self.model_file, {k: x.clone() for k, x in model.state_dict().items()}, about)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
