@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 .PHONY: help run test check docs environment clean
 
 help:
-	@echo "make run    train a federation on handwritten digits, a minute or two"
+	@echo "make run    train a federation on handwritten digits, half a minute and, the first time, a few for packages"
 	@echo "make test   lint, type-check and test everything"
 	@echo "make docs   build the documentation into site/"
 	@echo "make clean  remove the environment and everything that was built"
@@ -35,7 +35,7 @@ $(VENV)/ready: requirements.lock pyproject.toml
 		echo "fedsift needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) has no venv module; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
-	@echo "making the environment in $(VENV) (a minute or two) ..."
+	@echo "making the environment in $(VENV) (a few minutes, most of them for PyTorch) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .

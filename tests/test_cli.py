@@ -504,6 +504,7 @@ def test_a_dataset_whose_files_are_not_there_is_refused(here, capsys, monkeypatc
 def test_the_data_folder_can_be_given_on_the_command_line(how, here, capsys, monkeypatch):
     monkeypatch.setenv("FEDSIFT_DATA", "elsewhere")
     (here / "a.toml").write_text('data-dir = "there"')
+    (here / "there").mkdir()
     (here / "run").mkdir()
     (here / "run" / "config.toml").write_text('dataset = "cifar-10"')
     words = {
@@ -747,6 +748,20 @@ def test_a_run_that_diverges_in_round_1_promises_no_checkpoint_that_is_not_there
     assert "diverged in round 1" in said
     assert "checkpoint" not in said
     assert said.endswith("; try a smaller --lr")
+
+
+def test_a_data_folder_that_is_not_there_is_refused(here, capsys):
+    assert main(["run", *QUICK, "--data-dir", "nowhere"]) == 2
+    assert "there is no data folder nowhere" in capsys.readouterr().err
+
+
+def test_a_comparison_with_other_settings_says_what_differs(here, capsys):
+    words = ["compare", "--algorithms", "fedadam-ssm,sift", "--target", "0.05", *QUICK]
+    assert main([*words, "--out", "out"]) == 0
+    assert " 0.00 " not in capsys.readouterr().out  # little traffic is shown with its digits
+    assert main([*words, "--out", "out", "--seed", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "holds another run (seed = 0, not 1): give another --out" in said
 
 
 def test_a_round_with_too_few_updates_ends_with_3_and_names_the_round(here, capsys):

@@ -292,13 +292,7 @@ def test_a_checkpoint_written_and_read_again_has_the_same_bits(stopped, federati
     first = stopped.load(federation, "cpu")
     other = RunFolder.create(tmp_path / "other", CONFIG)
     other.save(first, federation, CONFIG)
-    # Not the files' bytes: safetensors writes the keys of its metadata in any order.
-    (about, ours), (expected, theirs) = (
-        disk.load_tensors(run.checkpoint_file, "cpu") for run in (other, stopped)
-    )
-    assert about == expected
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert other.checkpoint_file.read_bytes() == stopped.checkpoint_file.read_bytes()
 
 
 def test_a_line_that_a_crash_cut_off_is_no_part_of_the_history(stopped):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shlex
 import sys
@@ -19,7 +18,7 @@ from safetensors import SafetensorError
 
 from fedsift.codec.inspect import dissect
 from fedsift.data.cli import app as data_app
-from fedsift.data.files import use_data_folder
+from fedsift.data.files import use_existing_data_folder
 from fedsift.engine.message import WorkerDied
 from fedsift.engine.stacked import PRECISIONS
 from fedsift.engine.task import Diverged
@@ -70,9 +69,6 @@ def main(words: list[str] | None = None) -> int:
 
     2 is for bad input, 3 for a training that failed, 1 for the disk.
     """
-    # What the imports made lives as long as the process. The collector need not go through it
-    # again: in forked processes that copies memory, and at the end it takes a quarter of a second.
-    gc.freeze()
     try:
         with joined():
             return int(app(words, standalone_mode=False) or 0)
@@ -141,7 +137,7 @@ def resume(
     Example: `fedsift resume runs/digits-fedadam-ssm-20260101-120000`
     """
     with user_input():
-        use_data_folder(data_dir)
+        use_existing_data_folder(data_dir)
         opened = RunFolder.open(folder)
         settings = opened.config()
         if settings.wire == "flower":

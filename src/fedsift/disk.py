@@ -16,19 +16,27 @@ from torch import Tensor
 
 from fedsift.vector import raw_bytes
 
+SEAL = ', "digest": "'
+"""What comes before the last value of the JSON object in a file of tensors: a hash of all else."""
+
 
 class CorruptFile(ValueError):
     """A file that is not what was once written."""
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write named tensors and a JSON object about them, sealed with a digest of both."""
+    """Write named tensors and a JSON object about them, sealed with a digest of both.
+
+    The same tensors make the same bytes: the metadata has one key, as safetensors would write
+    several in any order.
+    """
     whole = {name: x.detach().contiguous() for name, x in tensors.items()}
     text = json.dumps(about)
+    sealed = text.removesuffix("}") + SEAL + digest(text, whole) + '"}'
     with replacing(path) as partial:
         partial.touch()
         mode = partial.stat().st_mode  # as the umask has it; safetensors' own is the owner's alone
-        save_file(whole, partial, metadata={"fedsift": text, "digest": digest(text, whole)})
+        save_file(whole, partial, metadata={"fedsift": sealed})
         partial.chmod(mode)
 
 
@@ -36,11 +44,11 @@ def load_tensors(path: Path, device: str) -> tuple[dict[str, Any], dict[str, Ten
     """What :func:`save_tensors` wrote: the object and the tensors, checked."""
     try:
         with safe_open(path, "pt", device=device) as file:
-            metadata = file.metadata()
+            text, _, seal = file.metadata()["fedsift"].rpartition(SEAL)
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        if metadata["digest"] != digest(metadata["fedsift"], tensors):
+        if seal != digest(text + "}", tensors) + '"}':
             raise ValueError("it was altered")
-        return json.loads(metadata["fedsift"]), tensors
+        return json.loads(text + "}"), tensors
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError) as why:
         raise CorruptFile(f"{path} is corrupt: {why}") from None
 

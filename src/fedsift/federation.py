@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, zeros
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, required, zeros
 from fedsift.codec.errors import FrameError, NotFiniteError
 from fedsift.codec.frame import Spec, decode, encoded_size, state_hash
 from fedsift.codec.limits import Limits
@@ -153,9 +153,10 @@ class Federation:
         """
         context = Context(self.task.layout, snapshot.round, self.task.seed, ())
         try:
-            parts, memory = phase.broadcast(context, mean, snapshot.server_memory)
+            sent_down = phase.broadcast(context, mean, snapshot.server_memory)
         except NotFiniteError:
             raise Diverged("the mean update left the finite numbers") from None
+        parts, memory = required(sent_down, snapshot.server_memory, "broadcast")
         base = self.base_of(snapshot.state)
         limits = Limits(base=base, round=snapshot.round, max_abs=float("inf"))
         sent = Update(parts, (1.0,))

@@ -5,7 +5,9 @@ What can be answered without it is answered here, at once.
 
 from __future__ import annotations
 
+import gc
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -31,12 +33,20 @@ INTERRUPTED = 130
 
 def main(words: list[str] | None = None) -> int:
     """Show the version or the list of commands, or load the command that is meant and run it."""
+    is_whole_process = words is None
     words = sys.argv[1:] if words is None else words
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no θ gets a question mark
     try:
         if words in ([], ["--help"], ["--version"]):
             return int(listing()(words or ["--help"], standalone_mode=False) or 0)
         from fedsift.cli import main as run_command
 
+        if is_whole_process:
+            # What the imports made lives as long as the process. The collector need not go through
+            # it again: in forked processes that copies memory, and at the end it takes a while.
+            gc.freeze()
         return run_command(words)
     except KeyboardInterrupt:  # while something was loaded
         return INTERRUPTED

@@ -13,7 +13,7 @@ import typer
 
 from fedsift.algorithms import METHODS
 from fedsift.data import DATASETS
-from fedsift.data.files import use_data_folder
+from fedsift.data.files import use_existing_data_folder
 from fedsift.models import MODELS
 from fedsift.runs.config import ConfigError, RunConfig, check_type, read_values
 
@@ -156,5 +156,5 @@ def merged(config: Path | None, **flags: Any) -> dict[str, Any]:
     values |= {key: value for key, value in flags.items() if value is not None}
     if flags.get("theta") is not None and values.get("partition") != "dirichlet":
         raise ConfigError("theta is for --partition dirichlet: give that, too, or leave it out")
-    use_data_folder(values.pop("data_dir", None))
+    use_existing_data_folder(values.pop("data_dir", None))
     return values

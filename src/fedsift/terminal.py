@@ -26,7 +26,7 @@ from fedsift.disk import replace_file
 from fedsift.engine.message import WorkerDied
 from fedsift.engine.task import Diverged
 from fedsift.federation import Federation, TooFewClients
-from fedsift.report.collect import Shown, find_runs, read_run
+from fedsift.report.collect import Shown, decimals, find_runs, read_run
 from fedsift.report.figures import accuracy_figure
 from fedsift.report.html import report_on, write_report
 from fedsift.report.tables import number_of
@@ -163,9 +163,7 @@ def told_how_to_go_on(folder: RunFolder, again: str) -> Iterator[None]:
         kept = f"; the checkpoint of round {good} is in {folder.path}" if good else ""
         raise Diverged(f"{problem}{kept}; try a smaller --lr") from None
     except TooFewClients as problem:
-        lost = (
-            "a resumed run loses the same ones: give a smaller --dropout or --min-clients"
-        )
+        lost = "a resumed run loses the same ones: give a smaller --dropout or --min-clients"
         raise TooFewClients(f"{problem}; {lost}") from None
 
 
@@ -231,7 +229,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     rows = {
         "model": f"{summary['model']}, {summary['parameters']:,} parameters",
         "federation": f"{number_of(summary['clients'], 'client')}, "
-        f"{number_of(summary['rounds'], 'round')}, data {summary['partition']}",
+        f"{number_of(summary['rounds'], 'round')}, data {dealt(summary)}",
         "final accuracy": percent(summary["final_accuracy"]),
         "best accuracy": percent(summary["best_accuracy"]),
         "uplink a client": f"{size(summary['uplink_bytes'])} sent; "
@@ -246,6 +244,25 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
+def fixed(x: float) -> str:
+    """A number with as many decimals as it needs.
+
+    >>> fixed(12.345), fixed(0.00494)
+    ('12.35', '0.0049')
+    """
+    return f"{x:.{decimals(x)}f}"
+
+
+def dealt(summary: Mapping[str, Any]) -> str:
+    """How the data is dealt out.
+
+    >>> dealt({"partition": "dirichlet", "theta": 0.1}), dealt({"partition": "iid", "theta": 0.1})
+    ('dirichlet (θ = 0.1)', 'iid')
+    """
+    partition = str(summary["partition"])
+    return f"{partition} (θ = {summary['theta']:g})" if partition == "dirichlet" else partition
+
+
 def comparison_table(rows: Iterable[Row], title: str) -> Table:
     """The paper's Table 1 for one task."""
     rows = list(rows)
@@ -255,9 +272,9 @@ def comparison_table(rows: Iterable[Row], title: str) -> Table:
     for row in rows:
         table.add_row(
             row.algorithm,
-            "∞" if row.mibit is None else f"{row.mibit:.2f}",
+            "∞" if row.mibit is None else fixed(row.mibit),
             "" if row.ratio is None else f"{row.ratio:.2f}×",
-            "–" if row.megabytes is None else f"{row.megabytes:.2f}",
+            "–" if row.megabytes is None else fixed(row.megabytes),
             "–" if row.round is None else str(row.round),
             percent(row.best_accuracy),
             percent(row.final_accuracy),
@@ -292,7 +309,7 @@ def show_frame(anatomy: Anatomy) -> None:
         f"{anatomy.total_bytes:,} bytes, {anatomy.bits_per_coordinate:.2f} bits a coordinate",
     )
     parts = plain_table("bytes by part")
-    for heading in ("part", "coder", "values", "bytes", "bits each", "of the limit"):
+    for heading in ("part", "coder", "values", "bytes", "bits each", "of random's"):
         parts.add_column(heading, justify="left" if heading in ("part", "coder") else "right")
     parts.add_row(
         "header and checksum", "", "", f"{anatomy.header_bytes + CHECKSUM_BYTES:,}", "", ""
@@ -302,6 +319,10 @@ def show_frame(anatomy: Anatomy) -> None:
             parts.add_row(*row)
     out.print(about)
     out.print(parts)
+    if any(part.index is not None for part in header.parts):
+        print(
+            "of random's: of the bits that a mask drawn at random takes; a clustered one needs less"
+        )
 
 
 def part_rows(part: PartHeader, d: int) -> Iterator[tuple[str, ...]]:

@@ -79,7 +79,7 @@ def test_a_folder_with_other_settings_is_refused_before_anything_is_started(
     assert main(words) == 0
     assert main([*words, "--rounds", "7"]) == 0
     assert main([*words, *other]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "holds another run" in capsys.readouterr().err
     assert RunFolder(tmp_path).config().rounds == 7
 
 

@@ -266,7 +266,7 @@ def test_too_few_nodes_or_updates_stop_the_run_and_it_goes_on_later(place):
 
 def test_another_run_s_folder_is_refused(place):
     start(place.strategy(), place.grid(), 1)
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match=r"holds another run \(seed = 2, not 9\)"):
         start(place.strategy(seed=9), place.grid(), 1)
 
 

@@ -12,11 +12,11 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from torch import Tensor
 
-from fedsift.codec.update import Parts, Role, dense, moments, sparse
+from fedsift.codec.update import Part, Parts, Role, dense, moments, sparse
 from fedsift.vector import Layout, Moments
 
 P = ParamSpec("P")
@@ -142,6 +142,26 @@ def always(phase: Phase) -> Callable[[int], Phase]:
     return lambda round: phase
 
 
+def required(told: Any, memory: Memory, who: str) -> tuple[Parts, Memory]:
+    """What ``send`` or ``broadcast`` gave, if it is what it must be.
+
+    >>> from torch import zeros
+    >>> required(((), {}), {"residual": zeros(1, 2)}, "send")
+    Traceback (most recent call last):
+    ...
+    ValueError: send kept nothing, but the method's memories are: residual
+    """
+    if not (isinstance(told, tuple) and len(told) == 2 and isinstance(told[1], Mapping)):
+        raise TypeError(f"{who} must return the parts of a message, and a memory; {{}} is none")
+    parts, kept = told
+    if not (isinstance(parts, tuple) and all(isinstance(part, Part) for part in parts)):
+        raise TypeError(f"{who} must return the parts of a message, as sparse and dense make them")
+    if set(kept) != set(memory):
+        names, declared = (", ".join(sorted(x)) or "nothing" for x in (kept, memory))
+        raise ValueError(f"{who} kept {names}, but the method's memories are: {declared}")
+    return parts, kept
+
+
 METHODS: dict[str, Callable[..., Algorithm]] = {}
 """Every method by its command-line name."""
 
@@ -150,6 +170,8 @@ def method(name: str) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorith
     """Register a function that makes an algorithm, and check the settings it is called with."""
 
     def register(make: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
+        if name in METHODS and METHODS[name].__module__.startswith(__package__):
+            raise ValueError(f"{name!r} is a method of fedsift's own: give yours another name")
         signature = inspect.signature(make)
 
         @functools.wraps(make)
@@ -161,6 +183,8 @@ def method(name: str) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorith
                 if isinstance(signature.parameters[key].default, float):
                     bound.arguments[key] = float(value)  # so that 1 and 1.0 are one
             made = make(*bound.args, **bound.kwargs)
+            if not isinstance(made, Algorithm):
+                raise TypeError(f"the method {name!r} must return an Algorithm, not {made!r}")
             return replace(made, name=name, settings=dict(bound.arguments))
 
         METHODS[name] = checked
@@ -188,7 +212,10 @@ def find(name: str) -> Callable[..., Algorithm]:
     ValueError: unknown algorithm 'adam'; choose one of: ...
     """
     if name not in METHODS:
-        raise ValueError(f"unknown algorithm {name!r}; choose one of: {', '.join(sorted(METHODS))}")
+        raise ValueError(
+            f"unknown algorithm {name!r}; choose one of: {', '.join(sorted(METHODS))}, or import "
+            "your own first"
+        )
     return METHODS[name]
 
 

@@ -30,6 +30,13 @@ def use_data_folder(path: Path | None) -> None:
         os.environ["FEDSIFT_DATA"] = str(path)
 
 
+def use_existing_data_folder(path: Path | None) -> None:
+    """The same for who reads: a folder that is not there is a slip."""
+    if path is not None and not path.is_dir():
+        raise ValueError(f"there is no data folder {path}: 'fedsift data get' would make it")
+    use_data_folder(path)
+
+
 def find(path: str) -> Path | None:
     """A file in the data folder, or where Debian puts it; None if it is in neither.
 

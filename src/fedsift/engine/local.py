@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsift.algorithms.method import Context
+from fedsift.algorithms.method import Context, required
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.update import Update
 from fedsift.engine.batchlast import LANES, batch_last
@@ -53,7 +53,7 @@ def train_client(task: Task, job: Job, client: int, steps: LocalSteps) -> Client
         raise Diverged(f"client {client}'s training left the finite numbers")
     context = Context(task.layout, job.round, task.seed, (client,))
     try:
-        parts, kept = phase.send(context, start, end, memory)
+        parts, kept = required(phase.send(context, start, end, memory), memory, "send")
     except NotFiniteError:
         raise Diverged(f"client {client}'s update left the finite numbers") from None
     return ClientResult(client, Update(parts, (float(task.weight(client)),)), kept, loss)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, Step
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, Step, required
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
@@ -75,9 +75,10 @@ class Stacked:
         context = Context(self.task.layout, job.round, self.task.seed, clients)
         weights = tuple(float(self.task.weight(n)) for n in clients)
         try:
-            parts, kept = job.phase.send(context, start, end, memory)
+            sent = job.phase.send(context, start, end, memory)
         except NotFiniteError:
             raise Diverged("an update left the finite numbers") from None
+        parts, kept = required(sent, memory, "send")
         update = Update(parts, weights)
         name = self.algorithm.name
         sizes = encoded_sizes(update, [Spec(self.task.layout, name, job.round, n) for n in clients])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import signal
 import sys
@@ -13,7 +14,7 @@ from fedsift.flower.demo import write_app
 from fedsift.flower.local import LocalFederation, ProcessFailed
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
-from fedsift.terminal import bar, err, out, say_where, summary_table
+from fedsift.terminal import bar, err, out, say_where, summary_table, told_how_to_go_on
 
 COMPLETED = "finished:completed"
 HOURS = 3600.0
@@ -22,7 +23,9 @@ HOURS = 3600.0
 def deploy_demo(config: RunConfig, folder: RunFolder) -> None:
     """Start the federation, run, show how it goes, and end every process again."""
     env = {"FEDSIFT_DATA": str(data_folder().absolute())}  # they work in another folder
-    with ended_politely(), LocalFederation(folder.path / "federation", env) as federation:
+    again = "the same command with --out " + shlex.quote(str(folder.path))
+    federation = LocalFederation(folder.path / "federation", env)
+    with told_how_to_go_on(folder, again), ended_politely(), federation:
         err.print(f"SuperLink at 127.0.0.1:{federation.port}, with TLS and node keys")
         names = [f"node-{n}" for n in range(config.clients)]
         for n, (name, key) in enumerate(federation.register(names).items()):

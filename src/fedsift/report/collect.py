@@ -257,14 +257,24 @@ class Spread:
         return [x for x in self.values if x is not None]
 
     def text(self, missing: str = "∞") -> str:
-        """To two decimals, with the deviation where the runs differ."""
+        """The mean, with the deviation where the runs differ."""
         if self.mean is None:
             return missing
-        spread = f" ± {stdev(self.known):.2f}" if len(set(self.known)) > 1 else ""
-        return f"{self.mean:.2f}{spread}"
+        places = decimals(self.mean)
+        spread = f" ± {stdev(self.known):.{places}f}" if len(set(self.known)) > 1 else ""
+        return f"{self.mean:.{places}f}{spread}"
 
     def __str__(self) -> str:
         return self.text()
+
+
+def decimals(x: float) -> int:
+    """How many of them to show: two, or four of a number that would have few digits left.
+
+    >>> decimals(0.09), decimals(0.00494)
+    (2, 4)
+    """
+    return 2 if abs(x) >= 0.05 or x == 0 else 4
 
 
 def to_target(group: Group, target: float, value: Callable[[Record], float]) -> Spread:

@@ -94,14 +94,16 @@ const drawAll = () => figures.forEach(draw);
 
 // The table at another target
 
+const decimals = (x) => (Math.abs(x) >= 0.05 || x === 0 ? 2 : 4);
 const percent = (x) => `${Number((100 * x).toFixed(2))} %`;
 const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
 const deviation = (values) => Math.sqrt(values.reduce((sum, x) => sum + (x - mean(values)) ** 2, 0) / (values.length - 1));
 
 function inWords(values, missing) {
   if (!values.length || values.includes(null)) return { text: missing, sort: 1e300 };
-  const spread = new Set(values).size > 1 ? ` ± ${deviation(values).toFixed(2)}` : "";
-  return { text: mean(values).toFixed(2), spread, sort: mean(values) };
+  const places = decimals(mean(values));
+  const spread = new Set(values).size > 1 ? ` ± ${deviation(values).toFixed(places)}` : "";
+  return { text: mean(values).toFixed(places), spread, sort: mean(values) };
 }
 
 function toTarget(group, target) {

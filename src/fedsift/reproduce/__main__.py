@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from fedsift.reproduce.pins import PINS, Pin, Planned, Wanted
+from fedsift.reproduce.pins import PINS, Pin, Planned, Wanted, split
 from fedsift.reproduce.runner import to_do
 from fedsift.reproduce.together import How, carried_out
 
@@ -41,7 +41,7 @@ def main(words: list[str] | None = None) -> None:
     given = vars(parser.parse_args(words))
     until = time.monotonic() + 60 * given.pop("minutes")
     names, out, stop, jobs = (given.pop(key) for key in ("names", "out", "stop_at_target", "jobs"))
-    methods = tuple(filter(None, given.pop("methods").split(",")))
+    methods = split(given.pop("methods"))
     wanted = Wanted(**given, methods=methods)
     if wanted.quick:
         wanted = replace(wanted, seeds=min(wanted.seeds, 1))

@@ -13,9 +13,9 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedsift.data.files import use_data_folder
+from fedsift.data.files import use_existing_data_folder
 from fedsift.options import DataDir, path
-from fedsift.reproduce.pins import PINS, Pin, Planned, Wanted, plan, read
+from fedsift.reproduce.pins import PINS, Pin, Planned, Wanted, plan, read, split
 from fedsift.reproduce.results import lines_of
 from fedsift.reproduce.runner import carry_out, to_do
 from fedsift.simulation import Record
@@ -81,12 +81,12 @@ def reproduce(
 
     * `fedsift reproduce fig5 --task vgg11-cifar10 --seeds 1 --device cuda --precision tf32`
     """
-    chosen = tuple(filter(None, (methods or "").split(",")))
+    chosen = split(methods or "")
     seeds = min(seeds, 1) if quick else seeds
     wanted = Wanted(task, setting, chosen, seeds, rounds, quick, device, precision)
     runs = out or Path("runs/quick" if quick else "runs/reproduce")
     with user_input():
-        use_data_folder(data_dir)
+        use_existing_data_folder(data_dir)
         pin = Pin.of(name)
         plan(pin, wanted)  # what cannot be meant is refused, even if there is nothing to run
         if not no_run:
@@ -144,7 +144,7 @@ def is_asked_for(line: dict[str, Any], wanted: Wanted, has_all_settings: bool = 
     True
     """
     setting = None if has_all_settings else wanted.setting
-    is_task = wanted.task is None or line["task"] in wanted.task.split(",")
+    is_task = wanted.task is None or line["task"] in split(wanted.task)
     return is_task and setting in (None, line["setting"])
 
 

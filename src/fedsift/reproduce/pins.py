@@ -112,8 +112,17 @@ def plan(pin: Pin, wanted: Wanted) -> list[Planned]:
     ]
 
 
+def split(names: str) -> tuple[str, ...]:
+    """A list with commas.
+
+    >>> split("iid, noniid")
+    ('iid', 'noniid')
+    """
+    return tuple(name for each in names.split(",") if (name := each.strip()))
+
+
 def _chosen(what: str, names: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
-    chosen = known if names is None else tuple(names.split(","))
+    chosen = known if names is None else split(names)
     for name in chosen:
         if name not in known:
             is_elsewhere = what == "task" and name in read("tasks")["tasks"]

@@ -142,10 +142,17 @@ class RunFolder:
 
     def holds(self, config: RunConfig) -> bool:
         """Whether this very run was begun here; refuses a folder that holds another."""
-        if exists(self.config_file) and self.config().flat() == config.flat():
-            return True
-        self.require_free()
-        return False
+        if not exists(self.config_file):
+            self.require_free()
+            return False
+        found, wanted = self.config().flat(), config.flat()
+        other = [k for k in sorted({*found, *wanted}) if found.get(k) != wanted.get(k)]
+        if other:
+            told = (f"{key} = {found.get(key)}, not {wanted.get(key)}" for key in other[:3])
+            raise ConfigError(
+                f"{self.path} holds another run ({', '.join(told)}): give another --out"
+            )
+        return True
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

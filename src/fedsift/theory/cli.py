@@ -13,7 +13,7 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedsift.data.files import use_data_folder
+from fedsift.data.files import use_existing_data_folder
 from fedsift.options import DataDir
 from fedsift.runs.config import RunConfig
 from fedsift.terminal import err, out, plain_table, user_input
@@ -223,7 +223,7 @@ def advise(
         "theta": theta, "batch_size": batch_size, "seed": seed,
     }  # fmt: skip
     with user_input():
-        use_data_folder(data_dir)
+        use_existing_data_folder(data_dir)
         task = calibration_task(RunConfig.from_values(values))
         with watched() as watch:
             advice = calibrate(

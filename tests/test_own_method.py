@@ -1,0 +1,78 @@
+"""Slips in a method of one's own are told in words that name them."""
+
+import pytest
+from torch.nn.functional import mse_loss
+
+import fedsift
+from fedsift import algorithms
+from fedsift.algorithms import METHODS, Algorithm, Phase, method
+from fedsift.algorithms.method import always
+from fedsift.codec.update import dense
+from problems import ridge
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+def train(send, **memories):
+    @method("slip")
+    def slip() -> Algorithm:
+        phase = Phase(1, lambda x, gradient: x, send, paper_bits=lambda d: 32.0 * d)
+        return Algorithm(always(phase), **memories)
+
+    problem = ridge(0)
+    return fedsift.simulate(
+        problem.model, problem.clients, algorithm=slip(), rounds=1, batch_size=None, loss=mse_loss
+    )
+
+
+def parts_of(end, start):
+    return dense({"w": end.w - start.w})
+
+
+@pytest.mark.parametrize(
+    ("send", "said"),
+    [
+        (lambda context, start, end, memory: parts_of(end, start), "and a memory"),
+        (lambda context, start, end, memory: (end.w, {}), "as sparse and dense make them"),
+        (
+            lambda context, start, end, memory: (parts_of(end, start), {"rest": end.w}),
+            "send kept rest, but the method's memories are: nothing",
+        ),
+    ],
+)
+def test_what_send_returns_is_checked(send, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        train(send)
+
+
+def test_a_declared_memory_must_be_kept():
+    with pytest.raises(ValueError, match="send kept nothing, but the method's memories are: rest"):
+        train(
+            lambda context, start, end, memory: (parts_of(end, start), {}), client_memory=("rest",)
+        )
+
+
+def test_a_method_must_return_an_algorithm():
+    @method("forgetful")
+    def forgetful():
+        pass
+
+    with pytest.raises(TypeError, match="'forgetful' must return an Algorithm"):
+        forgetful()
+
+
+def test_a_built_in_method_keeps_its_name():
+    with pytest.raises(ValueError, match="'sift' is a method of fedsift's own"):
+        method("sift")(lambda: None)
+    assert METHODS["sift"] is algorithms.sift
+
+
+def test_a_method_of_one_s_own_may_be_defined_again():
+    for _ in range(2):
+        train(lambda context, start, end, memory: (parts_of(end, start), {}))
