@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 
-from fedsift.engine import Ranks
+from fedsift.engine import Forked
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment, federation_of
 from fedsift.simulation import first
@@ -33,7 +33,7 @@ def config_of(algorithm: str) -> RunConfig:
 def compare(algorithm: str, rounds: int) -> dict[str, object]:
     many = federation_of(config_of(algorithm))
     task = replace(many.task, clients=many.task.clients[:COHORT])
-    few = replace(many, task=task, engine=Ranks(task, many.algorithm), participation=1.0)
+    few = replace(many, task=task, engine=Forked(task, many.algorithm), participation=1.0)
     snapshots = {"many": first(many), "few": first(few)}
     seconds: dict[str, list[float]] = {"many": [], "few": []}
     for fed in (many, few):

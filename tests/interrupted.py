@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedsift.engine import Ranks, Reference, ranks
+from fedsift.engine import Forked, Reference, forked
 from test_engine import federation
 
 
@@ -21,10 +21,10 @@ def main(folder):
             time.sleep(3600)
         return cross_entropy(output, labels)
 
-    ranks.WORTHWHILE = -1.0  # the second time, too, in processes
+    forked.WORTHWHILE = -1.0  # the second time, too, in processes
     made = federation(participation=1.0, dropout=0.0)
     task = replace(made.task, loss=loss)
-    fed = replace(made, task=task, engine=Ranks(task, made.algorithm, 2))
+    fed = replace(made, task=task, engine=Forked(task, made.algorithm, 2))
     fed.engine.start()
     try:
         fed.play(fed.first())

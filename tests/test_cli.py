@@ -660,7 +660,7 @@ def test_a_report_that_finds_no_room_is_made_later(here, capsys, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fedsift.terminal.write_report", full)
+    monkeypatch.setattr("fedsift.carry_out.write_report", full)
     assert main(["run", *QUICK, "--out", "out"]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert "No space left on device; make it later with: fedsift report out" in said

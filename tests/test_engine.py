@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from fedsift import algorithms
 from fedsift.adam import adam_step
-from fedsift.engine import Ranks, Reference, Stacked, ranks
+from fedsift.engine import Forked, Reference, Stacked, forked
 from fedsift.engine.message import WorkerDied
 from fedsift.engine.steps import ByStreams, ByVmap, Work, can_vmap
 from fedsift.engine.task import Diverged, Job, Task
@@ -30,7 +30,7 @@ CUDA = torch.cuda.is_available()
 
 @pytest.fixture(autouse=True)
 def everything_is_worthwhile(monkeypatch):
-    monkeypatch.setattr(ranks, "WORTHWHILE", -1.0)
+    monkeypatch.setattr(forked, "WORTHWHILE", -1.0)
 
 
 def images(clients=5, size=12):
@@ -58,7 +58,7 @@ def federation(name="fedadam-ssm", processes=2, **options):
         network(), images(), test, method, batch_size=8, loss=cross_entropy, seed=0,
         device="cpu", **options,
     )  # fmt: skip
-    return replace(made, engine=Ranks(made.task, method, processes))
+    return replace(made, engine=Forked(made.task, method, processes))
 
 
 def rounds(fed, count=3):
@@ -111,7 +111,7 @@ def test_the_result_does_not_depend_on_torchs_threads(threads):
 
 
 def test_small_work_starts_no_process(monkeypatch):
-    monkeypatch.setattr(ranks, "WORTHWHILE", 60.0)
+    monkeypatch.setattr(forked, "WORTHWHILE", 60.0)
     fed = federation()
     rounds(fed, 1)
     assert fed.engine.crew is None
@@ -136,7 +136,7 @@ def test_a_bug_in_a_process_is_told_with_its_traceback():
     def unwilling(output, labels):
         raise ZeroDivisionError("the loss is unwilling")
 
-    fed = replace(fed, engine=Ranks(replace(fed.task, loss=unwilling), fed.algorithm, 2))
+    fed = replace(fed, engine=Forked(replace(fed.task, loss=unwilling), fed.algorithm, 2))
     fed.engine.start()
     with pytest.raises(RuntimeError, match="the loss is unwilling"):
         fed.play(fed.first())
@@ -229,7 +229,7 @@ def test_regression_without_a_test_set():
         loss=mse_loss, seed=0, device="cpu", participation=1.0, dropout=0.0, min_clients=0,
         wire="real",
     )  # fmt: skip
-    fed = replace(made, engine=Ranks(made.task, made.algorithm, 2))
+    fed = replace(made, engine=Forked(made.task, made.algorithm, 2))
     ours, happened = rounds(fed, 2)
     theirs, _ = rounds(replace(fed, engine=Reference(fed.task)), 2)
     assert torch.equal(ours.state.w, theirs.state.w)
@@ -347,7 +347,7 @@ def test_the_next_client_in_turn_is_handed_on_at_once(monkeypatch):
     train = engine._train_stack
     monkeypatch.setattr(engine, "_train_stack", lambda j, c: (trained.append(c), train(j, c))[1])
     start = fed.first()
-    job = ranks.Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2), {n: {} for n in range(3)})
+    job = forked.Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2), {n: {} for n in range(3)})
     next(engine.train(job))
     assert trained == [(0,)]
 
@@ -362,7 +362,7 @@ def test_accuracy_is_given_only_where_it_means_something(labels):
 
 
 def test_processes_that_cannot_train_leave_the_work_here(monkeypatch):
-    monkeypatch.setattr(ranks, "can_train", lambda: False)
+    monkeypatch.setattr(forked, "can_train", lambda: False)
     fed = federation()
     ours, _ = rounds(fed, 2)
     theirs, _ = rounds(replace(fed, engine=Reference(fed.task)), 2)

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
 from fedsift import algorithms
-from fedsift.engine import Ranks, Reference, Stacked, ranks
+from fedsift.engine import Forked, Reference, Stacked, forked
 from fedsift.simulation import prepare
 from fedsift.vector import Layout
 
@@ -148,10 +148,10 @@ def test_the_loss_is_pytorchs(federation):
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # sparse tensors in vmap
 def test_every_engine_trains_the_same(federation, monkeypatch):
-    monkeypatch.setattr(ranks, "WORTHWHILE", -1.0)
+    monkeypatch.setattr(forked, "WORTHWHILE", -1.0)
     task, method = federation.task, federation.algorithm
     expected = after_two_rounds(federation, Reference(task))
-    assert torch.equal(after_two_rounds(federation, Ranks(task, method, 2)), expected)
+    assert torch.equal(after_two_rounds(federation, Forked(task, method, 2)), expected)
     stacked = after_two_rounds(federation, Stacked(task, method))
     torch.testing.assert_close(stacked, expected, rtol=1e-4, atol=1e-6)
     assert not torch.equal(expected, federation.first().state.w)

@@ -15,7 +15,7 @@ import fedsift
 from fedsift import algorithms
 from fedsift.cli import main
 from fedsift.data import deal, load, loss_of, sequence_cross_entropy, text
-from fedsift.engine import Ranks, Reference, Stacked, ranks
+from fedsift.engine import Forked, Reference, Stacked, forked
 from fedsift.models import build
 from fedsift.models.transformer import Block, Characters
 from fedsift.simulation import prepare
@@ -160,11 +160,11 @@ def two_rounds(fed):
 
 @pytest.mark.parametrize("name", ["fedadam-ssm", "sift"])
 def test_all_engines_train_text_as_the_reference_does(name, monkeypatch):
-    monkeypatch.setattr(ranks, "WORTHWHILE", -1.0)
+    monkeypatch.setattr(forked, "WORTHWHILE", -1.0)
     fed = federation(name)
     expected, scores = two_rounds(replace(fed, engine=Reference(fed.task)))
     several, their_scores = two_rounds(
-        replace(fed, engine=Ranks(fed.task, fed.algorithm, processes=2))
+        replace(fed, engine=Forked(fed.task, fed.algorithm, processes=2))
     )
     assert their_scores == scores
     for one, other in zip(several.state, expected.state, strict=True):

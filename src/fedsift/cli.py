@@ -16,6 +16,7 @@ import click
 import typer
 from safetensors import SafetensorError
 
+from fedsift.carry_out import carry_out, carry_out_all, carry_out_report
 from fedsift.codec.inspect import dissect
 from fedsift.data.cli import app as data_app
 from fedsift.data.files import use_existing_data_folder
@@ -42,14 +43,7 @@ from fedsift.runs.compare import configs_of, names_of
 from fedsift.runs.config import ConfigError, RunConfig
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import environment, federation_of, follow
-from fedsift.terminal import (
-    carry_out,
-    carry_out_all,
-    carry_out_report,
-    show_frame,
-    show_timings,
-    user_input,
-)
+from fedsift.terminal import show_frame, show_timings, user_input
 from fedsift.theory.cli import advise, bounds
 
 app = empty_app()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedsift.algorithms import Algorithm, fedadam_ssm
 from fedsift.codec.wire import WIRES
-from fedsift.engine import Engine, Ranks, Stacked, Task
+from fedsift.engine import Engine, Forked, Stacked, Task
 from fedsift.engine.stacked import PRECISIONS
 from fedsift.engine.task import Data, Diverged, Loss, check_model
 from fedsift.federation import Federation, Happened, Snapshot, check_cohort
@@ -191,7 +191,7 @@ def engine_for(task: Task, algorithm: Algorithm, precision: str) -> Engine:
     """The fastest engine for the device that the task's tensors are on."""
     if task.clients[0][0].is_cuda:
         return Stacked(task, algorithm, precision)
-    return Ranks(task, algorithm)
+    return Forked(task, algorithm)
 
 
 def first(federation: Federation, path: Path | None = None) -> Snapshot:

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fedsift.carry_out import told_how_to_go_on
 from fedsift.data.files import data_folder
 from fedsift.flower.demo import write_app
 from fedsift.flower.local import LocalFederation, ProcessFailed
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
-from fedsift.terminal import bar, err, out, say_where, summary_table, told_how_to_go_on
+from fedsift.terminal import bar, err, out, say_where, summary_table
 
 COMPLETED = "finished:completed"
 HOURS = 3600.0

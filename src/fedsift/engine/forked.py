@@ -38,7 +38,7 @@ WORTHWHILE = 0.25
 """Seconds of work in a round from which on other processes are worth their start."""
 
 
-class Ranks:
+class Forked:
     """Spreads a cohort over processes; work that is small stays in this one."""
 
     def __init__(self, task: Task, algorithm: Algorithm, processes: int | None = None) -> None:
