@@ -601,6 +601,7 @@ def test_the_runs_need_nothing_but_the_core(here):
     [
         (["table1", "--task", "char-lm"], "'char-lm' is no task of this one; choose one of: cnn-"),
         (["table1", "--quick", "--seeds", "0"], "seeds must be at least 1"),
+        ([], "name what to make: one of table1, fig1"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(words, phrase, here, capsys):

@@ -127,6 +127,11 @@ def test_a_model_may_have_negative_zeros_or_frozen_parameters(place, model):
     assert_same_bits(strategy.snapshot.state, result.state)
 
 
+def test_a_model_of_a_type_that_flower_does_not_have_is_refused():
+    with pytest.raises(ValueError, match="no bfloat16"):
+        arrays_of(make_model().bfloat16())
+
+
 def test_all_parameters_of_a_model_with_frozen_ones_are_refused_with_advice(place):
     arrays = ArrayRecord(frozen().state_dict())
     with pytest.raises(TooFewClients, match=r"arrays_of\(model\)"):

@@ -26,6 +26,8 @@ def flat(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
 def arrays_of(model: nn.Module) -> ArrayRecord:
     """A model's parameters that are trained, to start from: neither buffers nor frozen ones."""
     layout = Layout.of(model)
+    if layout.dtype == torch.bfloat16:
+        raise ValueError("Flower's arrays have no bfloat16: give the model float32")
     return named(layout, layout.read(model))
 
 

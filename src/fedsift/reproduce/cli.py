@@ -29,7 +29,9 @@ def option(flag: str, text: str, shown: bool | str = True, **more: Any) -> Any:
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(PINS)}.")],
+    name: Annotated[
+        str, typer.Argument(help=f"One of: {', '.join(PINS)}.", show_default=False)
+    ] = "",
     task: Annotated[
         str | None,
         option(
@@ -86,6 +88,8 @@ def reproduce(
     wanted = Wanted(task, setting, chosen, seeds, rounds, quick, device, precision)
     runs = out or Path("runs/quick" if quick else "runs/reproduce")
     with user_input():
+        if not name:
+            raise ValueError(f"name what to make: one of {', '.join(PINS)}")
         use_existing_data_folder(data_dir)
         pin = Pin.of(name)
         plan(pin, wanted)  # what cannot be meant is refused, even if there is nothing to run
