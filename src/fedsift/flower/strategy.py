@@ -25,8 +25,9 @@ from fedsift.flower.arrays import flat, named
 from fedsift.flower.deployment import Deployment, Node, Orders
 from fedsift.flower.exchange import Exchange, connected
 from fedsift.report.html import report_on
+from fedsift.runs.checkpoint import Checkpoint
 from fedsift.runs.config import RunConfig
-from fedsift.runs.folder import Checkpoint, RunFolder
+from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import summarise
 from fedsift.runs.uploads import Uploads
 from fedsift.simulation import play

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import fcntl
-import hashlib
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,24 +12,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedsift.data import digest_of
 from fedsift.disk import CorruptFile, load_tensors, replace_file, save_tensors, to_disk
-from fedsift.federation import Federation, Snapshot, Traffic
-from fedsift.memories import DIGEST_BYTES, Held, Memories, OnDisk, SlotFile
+from fedsift.federation import Federation, Snapshot
+from fedsift.memories import Memories, OnDisk, SlotFile
+from fedsift.runs.checkpoint import Checkpoint, fingerprint_of, held, snapshot_of, tensors_of
 from fedsift.runs.config import ConfigError, RunConfig, read_values
 from fedsift.simulation import Record
-from fedsift.vector import Moments
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A snapshot and the seconds that led to it."""
-
-    snapshot: Snapshot
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -330,50 +320,6 @@ class RunFolder:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
         replace_file(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
-
-
-def fingerprint_of(config: RunConfig) -> str:
-    """A hash of all settings but the number of rounds, which may grow."""
-    settings = {key: value for key, value in config.flat().items() if key != "rounds"}
-    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
-
-
-def tensors_of(snapshot: Snapshot) -> dict[str, Tensor]:
-    """A snapshot as named tensors."""
-    server = {f"server/{name}": x for name, x in snapshot.server_memory.items()}
-    return {**snapshot.state._asdict(), **server, **memory_tensors(snapshot.client_memory)}
-
-
-def memory_tensors(memories: Memories) -> dict[str, Tensor]:
-    """The clients' memories, or where they are."""
-    if not isinstance(memories, OnDisk):
-        return {f"client/{n}/{key}": x for n in memories for key, x in memories[n].items()}
-    pairs = [[slot.number, n] for n, slot in memories.slots.items()]
-    hashes = [list(slot.digest) for slot in memories.slots.values()]
-    return {
-        "client_slots": torch.tensor(pairs, dtype=torch.int64).view(-1, 2),
-        "client_digests": torch.tensor(hashes, dtype=torch.uint8).view(-1, DIGEST_BYTES),
-    }
-
-
-def held(tensors: Mapping[str, Tensor]) -> Held:
-    """The clients' memories that are in a checkpoint."""
-    clients: dict[int, dict[str, Tensor]] = {}
-    for key, x in tensors.items():
-        match key.split("/"):
-            case ["client", n, name]:
-                clients.setdefault(int(n), {})[name] = x
-    return Held(clients)
-
-
-def snapshot_of(
-    about: Mapping[str, Any], tensors: Mapping[str, Tensor], memories: Memories
-) -> Snapshot:
-    """A snapshot from its named tensors and the clients' memories."""
-    prefix = "server/"
-    server = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
-    state = Moments(tensors["w"], tensors["m"], tensors["v"])
-    return Snapshot(about["round"], state, server, memories, Traffic(**about["traffic"]))
 
 
 def object_in(path: Path) -> dict[str, Any]:

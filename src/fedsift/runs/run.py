@@ -22,8 +22,9 @@ from fedsift.engine.task import Diverged
 from fedsift.engine.torchrun import Follower, Torchrun, rank, ranks
 from fedsift.federation import Federation, Snapshot
 from fedsift.models import build
+from fedsift.runs.checkpoint import Checkpoint
 from fedsift.runs.config import ConfigError, RunConfig
-from fedsift.runs.folder import Checkpoint, RunFolder, column
+from fedsift.runs.folder import RunFolder, column
 from fedsift.runs.tensorboard import require_tensorboard
 from fedsift.runs.uploads import Uploads, labels_of
 from fedsift.simulation import Record, first, play, prepare
