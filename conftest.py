@@ -9,10 +9,9 @@ import pytest
 import torch
 
 needs_triton = [
-    *(f"engine/{name}" for name in ("kernels", "layers", "network")),
-    *(f"codec/{name}" for name in ("kernels", "gpu_sizes")),
-    "kernels",
-    "gpu_select",
+    *(f"engine/gpu/{name}" for name in ("triton", "layers", "network")),
+    *(f"codec/{name}" for name in ("triton", "gpu_sizes")),
+    *(f"selection/{name}" for name in ("triton", "gpu")),
 ]
 collect_ignore = [] if find_spec("triton") else [f"src/fedsift/{name}.py" for name in needs_triton]
 if not torch.cuda.is_available():

@@ -17,12 +17,12 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from fedsift.engine import native
-from fedsift.engine.local import Trainer
-from fedsift.engine.task import Task
+from fedsift.engine.client import Trainer
+from fedsift.engine.cpu import native
 from fedsift.models.networks import cnn, small_cnn
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
+from fedsift.task import Task
 from fedsift.vector import Layout
 
 BATCH, TURN = 64, 10

@@ -11,9 +11,9 @@ from statistics import median
 
 import torch
 
-from fedsift.mask import kept, top_k, top_k_separate, top_k_union
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
+from fedsift.selection.masks import kept, top_k, top_k_separate, top_k_union
 from fedsift.vector import Moments
 
 MASKS = {

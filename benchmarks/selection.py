@@ -18,13 +18,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from fedsift.algorithms import fedadam_ssm
 from fedsift.algorithms.method import Context
-from fedsift.bench import in_turn
+from fedsift.cli.timings import in_turn
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update, moments, sparse
-from fedsift.mask import kept, positions, top_k
 from fedsift.models import MODELS, build
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
+from fedsift.selection.masks import kept, positions, top_k
 from fedsift.vector import Layout, Moments
 
 CLIENTS, DENSITY, SEED = 20, 0.05, 0

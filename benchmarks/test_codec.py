@@ -18,7 +18,7 @@ import torch
 
 from fedsift.codec import Float, Spec, Update, decode, encode, sparse
 from fedsift.codec.update import Sum
-from fedsift.mask import kept, top_k
+from fedsift.selection.masks import kept, top_k
 from fedsift.vector import Layout, Moments
 
 LARGE = [10**8] if os.environ.get("FEDSIFT_LARGE") else []

@@ -6,7 +6,7 @@ import torch
 from check import LAYOUT
 
 from fedsift.codec import Float, Linear, Log, Sign, Spec, Update, dense, encode, sparse
-from fedsift.mask import top_k
+from fedsift.selection.masks import top_k
 
 HERE = Path(__file__).parent / "corpus"
 CODERS = {

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedsift.engine import Forked, Reference, forked
+from fedsift.engine import Forked, Reference
+from fedsift.engine.processes import forked
 from test_engine import federation
 
 

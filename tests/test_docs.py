@@ -15,7 +15,7 @@ import typer
 from safetensors import safe_open
 
 from fedsift.algorithms import METHODS
-from fedsift.cli import app
+from fedsift.cli.commands import app
 from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go, summarise
 from fedsift.runs.compare import Row
 from fedsift.runs.config import read_values

@@ -20,7 +20,7 @@ from link import Link
 from veth import Veth, veth
 
 import fedsift
-from fedsift.flower.deploy import ended_politely
+from fedsift.cli.deploy import ended_politely
 from fedsift.flower.local import LocalFederation, free_port
 from fedsift.runs.run import commit
 

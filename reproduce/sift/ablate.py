@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from variants import VARIANTS
 
-from fedsift.disk import replace_file
 from fedsift.reproduce.pins import Pin, Planned, Wanted, plan, read
 from fedsift.reproduce.results import Outcome, outcome_of
 from fedsift.reproduce.runner import is_done
 from fedsift.reproduce.together import How, carried_out
 from fedsift.runs.compare import reached
+from fedsift.runs.disk import replace_file
 from fedsift.simulation import Record
 
 TABLE = "ablation.csv"

@@ -25,8 +25,8 @@ from fedsift.algorithms.method import Step, nonzero_parts
 from fedsift.algorithms.sift import V_BITS, bound_in, lag_after
 from fedsift.codec.update import Parts, Role, left_of, sparse
 from fedsift.codec.values import Linear, Log, Sign, ValueCoder
-from fedsift.mask import kept, top_k, top_k_per_layer
 from fedsift.seeding import stream
+from fedsift.selection.masks import kept, top_k, top_k_per_layer
 from fedsift.vector import Moments
 
 WARMER = 5

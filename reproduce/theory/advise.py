@@ -16,14 +16,14 @@ from pathlib import Path
 import torch
 from tasks import task
 
+from fedsift.advise.calibration import HELD_OUT, advise
+from fedsift.advise.search import Choice
 from fedsift.algorithms import fedadam_ssm
 from fedsift.engine import Reference, Task
-from fedsift.federation import Federation
+from fedsift.federation.round import Federation
 from fedsift.runs.compare import row_of
 from fedsift.seeding import stream
 from fedsift.simulation import play
-from fedsift.theory.calibration import HELD_OUT, advise
-from fedsift.theory.race import Choice
 
 HERE = Path(__file__).parent
 SEEDS, MAX_ROUNDS, MAX_MIBIT = (1, 2, 3), 80, 8.0

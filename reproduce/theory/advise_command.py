@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 from tables import HERE, replace_rows
 
+from fedsift.advise.search import Choice
 from fedsift.data.files import read_fashion_mnist, use_data_folder
 from fedsift.runs.compare import row_of
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment, federation_of
 from fedsift.simulation import play
-from fedsift.theory.race import Choice
 
 CALIBRATED, SEEDS, MAX_ROUNDS = 10, (11, 12, 13), 60
 HEADER = ("task", "target", "settings", "local_steps", "lr", "density", "seed", "mibit", "rounds",

@@ -18,7 +18,7 @@ from tables import HERE, read, replace_rows
 from tasks import MADE, TASKS, arguments, made, on
 
 from fedsift.algorithms import fedadam_ssm
-from fedsift.mask import kept
+from fedsift.selection.masks import kept
 from fedsift.theory.deviation import DeviationCoefficients, deviation_coefficients
 from fedsift.theory.masks import Sparsification, mask_costs
 from fedsift.theory.reality import updates

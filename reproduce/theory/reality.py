@@ -17,7 +17,7 @@ from tasks import MADE, WATCHED, arguments, made, on
 from torch import Tensor
 
 from fedsift.algorithms import fedadam_ssm
-from fedsift.engine.task import Task
+from fedsift.task import Task
 from fedsift.theory.constants import estimate_constants
 from fedsift.theory.deviation import deviation_recurrence, travel_log_bound
 from fedsift.theory.objective import Objective

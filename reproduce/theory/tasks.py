@@ -9,10 +9,10 @@ from tables import HERE
 from torch.nn.functional import cross_entropy
 
 from fedsift.data import deal, load
-from fedsift.engine.task import Task
 from fedsift.models import build, default_model
 from fedsift.runs.run import commit
 from fedsift.seeding import stream
+from fedsift.task import Task
 from fedsift.vector import Layout
 
 

@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedsift import algorithms, codec, data, models, theory
-    from fedsift.engine.task import Diverged
+    from fedsift import advise, algorithms, codec, data, models, theory
     from fedsift.optim import Adam
     from fedsift.simulation import Result, simulate
+    from fedsift.task import Diverged
     from fedsift.vector import Layout, Moments
 
 __version__ = "0.1.0"
@@ -25,6 +25,7 @@ __all__ = [
     "Layout",
     "Moments",
     "Result",
+    "advise",
     "algorithms",
     "codec",
     "data",
@@ -35,7 +36,7 @@ __all__ = [
 
 HOMES = {
     "Adam": "optim",
-    "Diverged": "engine.task",
+    "Diverged": "task",
     "Layout": "vector",
     "Moments": "vector",
     "Result": "simulation",

@@ -1,6 +1,6 @@
 """``python -m fedsift`` is the command ``fedsift``."""
 
-from fedsift.front import main
+from fedsift.cli.front import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

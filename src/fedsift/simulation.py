@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from fedsift.algorithms import Algorithm, fedadam_ssm
 from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Forked, Stacked, Task
-from fedsift.engine.stacked import PRECISIONS
-from fedsift.engine.task import Data, Diverged, Loss, check_model
-from fedsift.federation import Federation, Happened, Snapshot, check_cohort
-from fedsift.memories import OnDisk, SlotFile
+from fedsift.engine.gpu.stacked import PRECISIONS
+from fedsift.federation.memories import OnDisk, SlotFile
+from fedsift.federation.round import Federation, Happened, Snapshot, check_cohort
+from fedsift.task import Data, Diverged, Loss, check_model
 from fedsift.vector import Layout, Moments
 
 Record = dict[str, Any]

@@ -31,7 +31,7 @@ from fedsift.codec import (
 from fedsift.codec.frame import checksum, encoded_sizes, headers_of, open_frame
 from fedsift.codec.header import Reader, header_size, read_header, varint, write_header
 from fedsift.codec.index import CODERS
-from fedsift.mask import top_k
+from fedsift.selection.masks import top_k
 from fedsift.vector import Layout, Moments
 
 LAYOUT = Layout.of(nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 10)))
@@ -440,7 +440,7 @@ def test_random_rounding_follows_its_generator():
     ids=["more than d", "markup", "too long", "escape codes"],
 )
 def test_inspecting_a_hostile_file_ends_in_one_line(frame, tmp_path, capsys):
-    from fedsift.cli import main
+    from fedsift.cli.commands import main
 
     file = tmp_path / "frame"
     file.write_bytes(frame)

@@ -15,8 +15,9 @@ from inline import InlineGrid, InlineNode
 from processes import SOURCE, left_behind
 from typer.main import get_command
 
-from fedsift.cli import app, main
-from fedsift.flower import demo, deploy
+from fedsift.cli import deploy
+from fedsift.cli.commands import app, main
+from fedsift.flower import demo
 from fedsift.runs import RunFolder
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-quickstart"

@@ -19,7 +19,7 @@ from fedsift.algorithms import METHODS, Algorithm, find, settings_of
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.header import read_header
 from fedsift.codec.update import Update
-from fedsift.federation import TooFewClients
+from fedsift.federation.round import TooFewClients
 from fedsift.flower import FedSift, arrays_of, client_app, exchange
 from fedsift.flower.arrays import flat
 from fedsift.flower.client import deadline

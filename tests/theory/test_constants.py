@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsift.engine.task import Task
+from fedsift.task import Task
 from fedsift.theory.constants import Estimate, estimate_constants, top_curvature
 from fedsift.theory.objective import Objective
 from fedsift.vector import Layout

@@ -6,8 +6,8 @@ from torch import nn
 
 import fedsift
 from fedsift.algorithms import fedadam, fedadam_ssm
-from fedsift.engine.task import Task
-from fedsift.mask import kept, top_k
+from fedsift.selection.masks import kept, top_k
+from fedsift.task import Task
 from fedsift.theory.deviation import deviation_recurrence
 from fedsift.theory.objective import Objective
 from fedsift.theory.reality import updates, visited_noise, watch

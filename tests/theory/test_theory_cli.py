@@ -5,7 +5,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedsift.theory import calibration, cli
+from fedsift.advise import calibration
+from fedsift.cli import theory as cli
 from fedsift.theory.deviation import deviation_coefficients
 
 app = typer.Typer()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fedsift.algorithms.fedadam_ssm import shared_mask_fedadam
 from fedsift.algorithms.method import Algorithm, method
-from fedsift.mask import top_k_union
+from fedsift.selection.masks import top_k_union
 
 
 @method("fairness-top")

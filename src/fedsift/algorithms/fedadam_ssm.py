@@ -17,7 +17,7 @@ from fedsift.adam import adam_step
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
 from fedsift.codec.update import Parts, moments, sparse
-from fedsift.mask import kept, top_k
+from fedsift.selection.masks import kept, top_k
 from fedsift.vector import Moments
 
 SharedMask = Callable[[Moments, Moments, int], Tensor]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fedsift.algorithms.fedadam_ssm import shared_mask_fedadam
 from fedsift.algorithms.method import Algorithm, method
-from fedsift.mask import top_k
+from fedsift.selection.masks import top_k
 
 
 @method("fedadam-ssm-v")

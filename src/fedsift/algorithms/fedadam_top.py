@@ -13,7 +13,7 @@ from fedsift.adam import adam_step
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
 from fedsift.codec.update import Parts, sparse
-from fedsift.mask import kept, top_k_separate
+from fedsift.selection.masks import kept, top_k_separate
 from fedsift.vector import Moments
 
 

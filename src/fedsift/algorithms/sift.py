@@ -25,7 +25,7 @@ from fedsift.adam import clipped_adam_step
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, method
 from fedsift.codec.update import Parts, Role, left_of, sparse
 from fedsift.codec.values import Linear, Log, ValueCoder
-from fedsift.mask import kept, top_k
+from fedsift.selection.masks import kept, top_k
 from fedsift.vector import Moments
 
 V_BITS = 4

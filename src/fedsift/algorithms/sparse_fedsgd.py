@@ -12,7 +12,7 @@ from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.fedsgd import sgd_step
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
 from fedsift.codec.update import Parts, sparse
-from fedsift.mask import kept, top_k
+from fedsift.selection.masks import kept, top_k
 from fedsift.vector import Moments
 
 

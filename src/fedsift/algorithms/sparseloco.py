@@ -23,7 +23,7 @@ from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
 from fedsift.codec.update import Coded, Part, Parts, left_of, sparse
 from fedsift.codec.values import Linear
-from fedsift.mask import kept_per_chunk, top_k_per_chunk
+from fedsift.selection.masks import kept_per_chunk, top_k_per_chunk
 from fedsift.vector import Moments
 
 CHUNK = 4096

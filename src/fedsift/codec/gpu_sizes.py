@@ -10,7 +10,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedsift.codec import gaps, kernels, sizes, tables
+from fedsift.codec import gaps, sizes, tables
+from fedsift.codec import triton as kernels
 from fedsift.codec.tables import Ints
 
 _BLOCK = 1024

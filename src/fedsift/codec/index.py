@@ -16,16 +16,10 @@ from torch import Tensor
 
 from fedsift.codec.bits import bytes_for
 from fedsift.codec.errors import require
-from fedsift.codec.gaps import (
-    GapModel,
-    fine_buckets,
-    gaps_of,
-    histogram_of,
-    segments,
-)
+from fedsift.codec.gaps import GapModel, fine_buckets, gaps_of, histogram_of, segments
 from fedsift.codec.sizes import best_model, best_sizes, mask_sizes
 from fedsift.codec.tables import Ints
-from fedsift.mask import positions
+from fedsift.selection.masks import positions
 
 MAX_DIMENSION = 1 << 32
 

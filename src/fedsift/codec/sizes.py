@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsift.codec import gaps, tables
 from fedsift.codec.gaps import GapModel
 from fedsift.codec.tables import Ints
-from fedsift.select import has_kernels
+from fedsift.selection.cpu import has_kernels
 
 _MODELS = gaps.FINE + 1
 

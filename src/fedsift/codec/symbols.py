@@ -18,7 +18,7 @@ from fedsift.codec import tables
 from fedsift.codec.bits import Octets, bytes_for
 from fedsift.codec.errors import FrameError, require
 from fedsift.codec.tables import Ints
-from fedsift.select import has_kernels
+from fedsift.selection.cpu import has_kernels
 
 _PIECE = 1 << 20  # codes counted at a time: their places take eight times their memory
 _LANES = 64  # counters for each code: a GPU adds to one counter one by one

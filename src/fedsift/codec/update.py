@@ -14,8 +14,8 @@ import torch
 from torch import Generator, Tensor
 
 from fedsift.codec.values import Blocked, Codes, ValueCoder, exact
-from fedsift.mask import positions
-from fedsift.select import has_kernels
+from fedsift.selection.cpu import has_kernels
+from fedsift.selection.masks import positions
 from fedsift.vector import Moments
 
 Role = Literal["w", "m", "v"]
@@ -177,7 +177,7 @@ def _values_at(indices: Tensor, x: Tensor, since: Tensor | None) -> Tensor:
     if since is None:
         return x.gather(-1, indices)
     if has_kernels(x) and x.dtype == torch.float32:
-        from fedsift import gpu_select
+        from fedsift.selection import gpu as gpu_select
 
         return gpu_select.difference_at(indices, x, since)
     return x.gather(-1, indices) - since.gather(-1, indices)

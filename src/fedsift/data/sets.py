@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedsift.data import text
 from fedsift.data.files import Images, read_cifar10, read_fashion_mnist, read_svhn
-from fedsift.engine.task import Loss
 from fedsift.seeding import stream
+from fedsift.task import Loss
 
 
 @dataclass(frozen=True)

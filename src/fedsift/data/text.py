@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedsift.engine.task import Data, Loss
+from fedsift.task import Data, Loss
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 """A character's code is its place here; every other character is read as a question mark."""

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedsift.adam import adam_step, clipped, clipped_adam_step
 from fedsift.algorithms.method import Step
-from fedsift.engine import native
-from fedsift.select import has_kernels
+from fedsift.engine.cpu import native
+from fedsift.selection.cpu import has_kernels
 from fedsift.vector import Moments
 
 InPlace = Callable[[Moments, Tensor, Tensor], None]
@@ -68,7 +68,7 @@ def adam_on_gpu(
     eps: float,
 ) -> None:
     """Equations (4), (5) and (3), each tensor read and written once."""
-    from fedsift.engine.kernels import adam_kernel  # Triton is there only beside a GPU
+    from fedsift.engine.gpu.triton import adam_kernel  # Triton is there only beside a GPU
 
     block, numbers = 1024, x.w.numel()
     whole = numbers // block * block

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from fedsift.engine.local import Trainer, chunks_of, one_thread, total_score
-from fedsift.engine.task import ClientResult, Job, Task
+from fedsift.engine.client import Trainer, chunks_of, one_thread, total_score
+from fedsift.engine.contract import ClientResult, Job
+from fedsift.task import Task
 
 
 class Reference:

@@ -28,11 +28,12 @@ from fedsift.algorithms.method import Algorithm, Memory, Phase, from_global, zer
 from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits
-from fedsift.engine.local import LocalSteps, local_steps, one_thread, train_client
-from fedsift.engine.task import Data, Elsewhere, Job, Loss, Task, check_model
-from fedsift.federation import apply_broadcast, run_id, state_of
+from fedsift.engine.client import LocalSteps, local_steps, one_thread, train_client
+from fedsift.engine.contract import Job
+from fedsift.federation.round import apply_broadcast, run_id, state_of
 from fedsift.flower.protocol import Answer, Order
 from fedsift.flower.store import NO_RECEIPT, Kept, Store, receipt_of
+from fedsift.task import Data, Loss, RemoteClients, Task, check_model
 from fedsift.vector import Layout, Moments
 
 RunConfig = dict[str, bool | float | int | str]
@@ -121,7 +122,7 @@ class Work:
         if client not in order.cohort:
             store.save(layout, kept)
             return Answer(client, "absent")
-        here = Elsewhere(clients, {client: self.load_data(client, clients)})
+        here = RemoteClients(clients, {client: self.load_data(client, clients)})
         task = Task(model, self.loss, here, None, order.batch_size or None, order.seed, layout)
         loss, frame, kept = trained(order, algorithm, task, client, kept, steps)
         store.save(layout, kept)

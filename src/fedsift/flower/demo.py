@@ -11,8 +11,8 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedsift.engine.task import Data
 from fedsift.runs.config import RunConfig
+from fedsift.task import Data
 
 TIMEOUT_SECONDS = 600.0
 
@@ -49,17 +49,17 @@ def server() -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         from fedsift.data import load
         from fedsift.engine import Reference
-        from fedsift.engine.task import Elsewhere, Task
         from fedsift.flower.arrays import arrays_of, flat
         from fedsift.flower.strategy import FedSift
         from fedsift.models import build
+        from fedsift.task import RemoteClients, Task
         from fedsift.vector import Layout
 
         config = config_of(context)
         dataset = load(config.dataset)
         model = build(config.model, dataset.shape, config.seed, dataset.dtype)
         layout = Layout.of(model)
-        nowhere = Elsewhere(0, {})
+        nowhere = RemoteClients(0, {})
         task = Task(model, dataset.loss, nowhere, dataset.test, None, config.seed, layout)
         engine = Reference(task)
 

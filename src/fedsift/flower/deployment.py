@@ -13,8 +13,8 @@ from fedsift.algorithms.method import Context, Memory, Phase, zeros
 from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits, Shape, shape_of
 from fedsift.codec.update import Update
-from fedsift.engine.task import Job
-from fedsift.federation import Federation, Inbox, Snapshot, Traffic, whole
+from fedsift.engine.contract import Job
+from fedsift.federation.round import Federation, Inbox, Snapshot, Traffic, whole
 from fedsift.flower.protocol import Kind, Order
 from fedsift.flower.store import NO_RECEIPT
 from fedsift.vector import Moments, raw_bytes

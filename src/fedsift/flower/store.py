@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsift.algorithms.method import Memory
 from fedsift.codec.frame import CHECKSUM_BYTES
-from fedsift.disk import CorruptFile, load_tensors, save_tensors
+from fedsift.runs.disk import CorruptFile, load_tensors, save_tensors
 from fedsift.vector import Layout, Moments
 
 NO_RECEIPT = bytes(8)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from fedsift.algorithms.method import Algorithm
 from fedsift.codec.errors import FrameError
 from fedsift.codec.limits import Limits
-from fedsift.engine.task import Elsewhere, Job, Missing, Received, Task
-from fedsift.federation import MOST_SAMPLES, check_cohort
+from fedsift.engine.contract import Job, Missing, Received
+from fedsift.federation.round import MOST_SAMPLES, check_cohort
 from fedsift.flower.arrays import flat, named
 from fedsift.flower.deployment import Deployment, Node, Orders
 from fedsift.flower.exchange import Exchange, connected
@@ -31,6 +31,7 @@ from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import summarise
 from fedsift.runs.uploads import Uploads
 from fedsift.simulation import play
+from fedsift.task import RemoteClients, Task
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -164,7 +165,7 @@ class FedSift(Strategy):
     def begin(self, w: Tensor) -> ArrayRecord:
         """Take up the run where its checkpoint has left it, or at its beginning."""
         # The model and the data are with the clients: here are only the names and sizes of both.
-        loss, nowhere = nn.functional.cross_entropy, Elsewhere(self.clients, {})
+        loss, nowhere = nn.functional.cross_entropy, RemoteClients(self.clients, {})
         task = Task(nn.Module(), loss, nowhere, None, self.batch_size, self.seed, self.layout)
         share, least = self.participation, self.min_clients
         self.uploads = Uploads(self.layout.d)

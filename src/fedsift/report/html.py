@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import fedsift
-from fedsift.disk import replace_file
 from fedsift.report import tables
 from fedsift.report.charts import Block
 from fedsift.report.collect import (
@@ -26,6 +25,7 @@ from fedsift.report.collect import (
 from fedsift.report.curves import accuracy_by_traffic, by_rounds
 from fedsift.report.sent import bytes_by_part, labels, magnitudes, overlap, pairs
 from fedsift.runs.compare import megabytes, mibit
+from fedsift.runs.disk import replace_file
 
 HERE = Path(__file__).parent
 

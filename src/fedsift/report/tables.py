@@ -6,15 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsift.report.collect import (
-    Group,
-    Shown,
-    Spread,
-    Task,
-    all_settings,
-    to_target,
-    values_of,
-)
+from fedsift.report.collect import Group, Shown, Spread, Task, all_settings, to_target, values_of
 from fedsift.runs.compare import MIBIT, megabytes, mibit
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedsift.disk import replace_file
 from fedsift.reproduce.pins import Pin, Planned, Wanted, plan, read
 from fedsift.reproduce.runner import DIVERGED, require_same
 from fedsift.reproduce.updates import UPDATES
 from fedsift.runs.compare import Row, megabytes, mibit, row_of
+from fedsift.runs.disk import replace_file
 from fedsift.runs.folder import RunFolder, column
 from fedsift.simulation import Record
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from fedsift.data import Dataset, load
 from fedsift.data.files import find
 from fedsift.data.sources import SOURCES
-from fedsift.disk import replace_file
-from fedsift.engine.task import Diverged
 from fedsift.reproduce.pins import Pin, Planned, Wanted, plan
 from fedsift.reproduce.updates import UPDATES, measure
 from fedsift.runs.compare import reached
 from fedsift.runs.config import ConfigError, read_values
+from fedsift.runs.disk import replace_file
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import begin, federation_of, go, summarise
 from fedsift.simulation import Record
+from fedsift.task import Diverged
 
 DIVERGED = "diverged.txt"
 """In a run's folder if its training left the finite numbers: that is a result, too."""

@@ -13,11 +13,11 @@ from torch import Tensor
 from fedsift.codec.frame import Spec
 from fedsift.codec.update import ROLES, Role, Update
 from fedsift.data import Dataset
-from fedsift.disk import replace_file
-from fedsift.federation import Snapshot
+from fedsift.federation.round import Snapshot
 from fedsift.reproduce.pins import Planned
 from fedsift.runs.compare import config_of
 from fedsift.runs.config import RunConfig
+from fedsift.runs.disk import replace_file
 from fedsift.runs.run import environment, federation_of
 from fedsift.simulation import Record, play
 

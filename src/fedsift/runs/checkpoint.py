@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsift.federation import Snapshot, Traffic
-from fedsift.memories import DIGEST_BYTES, Held, Memories, OnDisk
+from fedsift.federation.memories import DIGEST_BYTES, Held, Memories, OnDisk
+from fedsift.federation.round import Snapshot, Traffic
 from fedsift.runs.config import RunConfig
 from fedsift.vector import Moments
 

@@ -16,11 +16,10 @@ from torch import nn
 
 import fedsift
 from fedsift.data import Dataset, deal, digest_of, load, split
-from fedsift.engine import native
-from fedsift.engine.local import one_thread
-from fedsift.engine.task import Diverged
-from fedsift.engine.torchrun import Follower, Torchrun, rank, ranks
-from fedsift.federation import Federation, Snapshot
+from fedsift.engine.client import one_thread
+from fedsift.engine.cpu import native
+from fedsift.engine.processes.torchrun import Follower, Torchrun, rank, ranks
+from fedsift.federation.round import Federation, Snapshot
 from fedsift.models import build
 from fedsift.runs.checkpoint import Checkpoint
 from fedsift.runs.config import ConfigError, RunConfig
@@ -28,6 +27,7 @@ from fedsift.runs.folder import RunFolder, column
 from fedsift.runs.tensorboard import require_tensorboard
 from fedsift.runs.uploads import Uploads, labels_of
 from fedsift.simulation import Record, first, play, prepare
+from fedsift.task import Diverged
 
 
 def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federation:

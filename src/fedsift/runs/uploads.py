@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsift.codec.frame import Spec
 from fedsift.codec.inspect import bytes_by_part
 from fedsift.codec.update import Part, Update
-from fedsift.engine.task import Task
+from fedsift.task import Task
 
 LOWEST, HIGHEST, PER_DECADE = -20, 4, 10
 """Magnitudes are counted from 10^LOWEST to 10^HIGHEST, in so many bins a decade."""

@@ -1,6 +1,5 @@
-"""The paper's theory as functions: the deviation and convergence bounds, checked, and advice."""
+"""The paper's theory as functions: its bounds, and how they compare with reality."""
 
-from fedsift.theory.calibration import Advice, advise, calibration_task
 from fedsift.theory.constants import Constants, Estimate, estimate_constants, top_curvature
 from fedsift.theory.convergence import (
     Bound,
@@ -21,15 +20,12 @@ from fedsift.theory.deviation import (
 from fedsift.theory.masks import BestMask, Sparsification, best_mask, mask_costs
 from fedsift.theory.objective import Objective
 from fedsift.theory.order import Order, beta2_limit, coefficient_order
-from fedsift.theory.race import Choice
 from fedsift.theory.reality import Watched, updates, visited_noise, watch
 from fedsift.theory.sharper import sharper_coefficients
 
 __all__ = [
-    "Advice",
     "BestMask",
     "Bound",
-    "Choice",
     "Constants",
     "DeviationCoefficients",
     "Estimate",
@@ -39,10 +35,8 @@ __all__ = [
     "Setting",
     "Sparsification",
     "Watched",
-    "advise",
     "best_mask",
     "beta2_limit",
-    "calibration_task",
     "coefficient_order",
     "deviation_coefficients",
     "deviation_recurrence",

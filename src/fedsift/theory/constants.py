@@ -16,8 +16,8 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from fedsift.engine.task import Data, Task
 from fedsift.seeding import stream, torch_seed
+from fedsift.task import Data, Task
 from fedsift.theory.objective import Objective
 
 ENDPOINT = 19.0

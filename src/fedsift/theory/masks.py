@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsift.mask import top_k, top_k_union
+from fedsift.selection.masks import top_k, top_k_union
 from fedsift.theory.deviation import DeviationCoefficients
 from fedsift.vector import Moments
 

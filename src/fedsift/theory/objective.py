@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedsift.engine.task import Data, Task
+from fedsift.task import Data, Task
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, Step
 from fedsift.codec.update import Parts
+from fedsift.engine.gpu.stacked import Stacked
 from fedsift.engine.reference import Reference
-from fedsift.engine.stacked import Stacked
-from fedsift.engine.task import Task
-from fedsift.federation import Federation
+from fedsift.federation.round import Federation
+from fedsift.task import Task
 from fedsift.theory.objective import Objective
 from fedsift.vector import Moments
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsift.algorithms import fedadam_ssm
-from fedsift.engine.task import Data, Loss, Task
 from fedsift.seeding import stream
+from fedsift.task import Data, Loss, Task
 from fedsift.theory.deviation import deviation_recurrence
 from fedsift.theory.objective import Objective
 from fedsift.theory.reality import Watched, visited_noise, watch

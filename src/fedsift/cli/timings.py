@@ -1,0 +1,254 @@
+"""How fast a round is on this machine, where its time goes, and how far that is from the limit.
+
+The limit is what the arithmetic of the local steps and the traffic of W, M, V and their gradients
+would take at the speeds at which this machine multiplies large matrices and copies long vectors.
+Nothing else is counted, so that no engine can reach it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedsift.algorithms.fedadam_ssm import fedadam_ssm
+from fedsift.algorithms.method import Context
+from fedsift.codec.frame import Spec, encoded_sizes
+from fedsift.codec.update import Update
+from fedsift.data.text import ALPHABET, loss_of
+from fedsift.engine.contract import Job, Results
+from fedsift.federation.round import Federation, Snapshot
+from fedsift.models import MODELS, build
+from fedsift.simulation import prepare
+from fedsift.task import Data
+from fedsift.vector import Moments
+
+CLIENTS, STEPS, BATCH = 20, 30, 64
+SAMPLES, TESTED = 10 * BATCH, 10_000
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
+LONG_SIDE, LONG_TIMES = 4096, 4
+"""Matrix products that take a GPU about as long as a round's local steps of the CNN."""
+ADAM_TRAFFIC = 8
+"""Vectors read or written by a step: W, M, V and the gradient, each once both ways."""
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What the machine does at best: floating-point operations and bytes a second."""
+
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one round of a model, by part, and the limit for its local steps."""
+
+    model: str
+    parameters: int
+    device: str
+    precision: str
+    round: float
+    train: float
+    select: float
+    merge: float
+    evaluate: float
+    flops: float
+    bytes: float
+    limit: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times the limit a round takes."""
+        return self.round / self.limit
+
+
+def bench(
+    models: Sequence[str], device: str, precision: str = "fp32", rounds: int = 5
+) -> Iterator[Timing]:
+    """Time a round of FedAdam-SSM for each model: 20 clients, 30 steps of 64 samples."""
+    peaks = measure_peaks(device, precision)
+    for name in models:
+        yield time_model(name, device, precision, rounds, peaks)
+
+
+def time_model(name: str, device: str, precision: str, rounds: int, peaks: Peaks) -> Timing:
+    """One model's row."""
+    federation = federation_for(name, device, precision)
+    after, _ = federation.play(federation.first())
+    (whole,) = in_turn(device, rounds, following(federation, after))
+    select = client_seconds(federation, after, device, rounds)
+    merge = server_seconds(federation, after, device, rounds)
+    (evaluate,) = in_turn(device, rounds, lambda: federation.engine.evaluate(after.state.w))
+    flops, traffic = work_of(name, federation)
+    limit = max(flops / peaks.flops, traffic / peaks.bytes)
+    train = max(0.0, whole - select - merge)
+    return Timing(
+        name, federation.task.layout.d, device, precision, whole, train, select, merge, evaluate,
+        flops, traffic, limit,
+    )  # fmt: skip
+
+
+def federation_for(name: str, device: str, precision: str) -> Federation:
+    """A federation on random samples, which take as long as real ones."""
+    draw = torch.Generator().manual_seed(0)
+    shape = MODELS[name].shape
+    clients = [samples(SAMPLES, shape, draw) for _ in range(CLIENTS)]
+    return prepare(
+        build(name, shape, seed=0),
+        clients,
+        samples(TESTED, shape, draw),
+        fedadam_ssm(local_steps=STEPS),
+        batch_size=BATCH,
+        participation=1.0,
+        dropout=0.0,
+        min_clients=0,
+        wire="count",
+        loss=loss_of(clients[0][1]),
+        seed=0,
+        device=device,
+        precision=precision,
+    )
+
+
+def samples(number: int, shape: tuple[int, ...], draw: torch.Generator) -> Data:
+    """Random images of ten random classes, or random characters and what would follow."""
+    if len(shape) == 1:
+        text = torch.randint(0, len(ALPHABET), (number, 1 + shape[0]), generator=draw)
+        return text[:, :-1], text[:, 1:]
+    y = torch.randint(0, 10, (number,), generator=draw)
+    return torch.randn(number, *shape, generator=draw), y
+
+
+def following(federation: Federation, snapshot: Snapshot) -> Callable[[], None]:
+    """Plays the next round at each call; the first is over, with all that it starts."""
+
+    def play() -> None:
+        nonlocal snapshot
+        snapshot, _ = federation.play(snapshot)
+
+    return play
+
+
+def client_seconds(federation: Federation, snapshot: Snapshot, device: str, rounds: int) -> float:
+    """What the clients do after their last step: choose coordinates, and count the bytes.
+
+    A GPU does it for all at once, while on a CPU each process does it for its share of them. A GPU
+    is still at the local steps when it is told to, so that it does not wait for the host: what
+    counts is how much later both are done.
+    """
+    layout, d = federation.task.layout, federation.task.layout.d
+    together = CLIENTS if device == "cuda" else 1
+    phase, clients = federation.algorithm.phase(2), tuple(range(together))
+    start = Moments(*(x.expand(together, -1) for x in snapshot.state))
+    noise = torch.randn(together, d, generator=torch.Generator().manual_seed(0)).to(start.w)
+    end = Moments(*(x + 1e-3 * noise.roll(n, -1) for n, x in enumerate(start)))
+    specs = [Spec(layout, federation.algorithm.name, 2, n) for n in clients]
+
+    def send() -> None:
+        parts, _ = phase.send(Context(layout, 2, 0, clients), start, end, {})
+        encoded_sizes(Update(parts, (1.0,) * together), specs)
+
+    if device == "cuda":
+        train = long_work(device)
+
+        def train_and_send() -> None:
+            train()
+            send()
+
+        alone, followed = in_turn(device, rounds, train, train_and_send)
+        return max(0.0, followed - alone)
+    processes = getattr(federation.engine, "processes", 1)
+    return in_turn(device, rounds, send)[0] * CLIENTS / together / processes
+
+
+def long_work(device: str) -> Callable[[], None]:
+    """Keeps a device busy for some milliseconds, as local steps do, and the host hardly at all."""
+    a = torch.randn(LONG_SIDE, LONG_SIDE, device=device)
+    out = torch.empty_like(a)
+
+    def multiply() -> None:
+        for _ in range(LONG_TIMES):
+            torch.mm(a, a, out=out)
+
+    return multiply
+
+
+def server_seconds(federation: Federation, snapshot: Snapshot, device: str, rounds: int) -> float:
+    """What the server does with a round's updates: check, add, merge, broadcast, apply."""
+    round = snapshot.round + 1
+    phase, cohort = federation.algorithm.phase(round), federation.cohort(round)
+    job = Job(round, phase, snapshot.state, cohort, federation.memories(snapshot, cohort))
+    results = list(federation.engine.train(job))
+
+    def serve() -> None:
+        inbox = federation.open_inbox(job, snapshot.client_memory)
+        for result in results:
+            inbox.take_all(result) if isinstance(result, Results) else inbox.take(result)
+        federation.merge(replace(snapshot, round=round), phase, inbox.total.mean())
+
+    return in_turn(device, rounds, serve)[0]
+
+
+def in_turn(device: str, times: int, *works: Callable[[], object]) -> list[float]:
+    """Median seconds of each of several works, done alternately."""
+    seconds: list[list[float]] = [[] for _ in works]
+    for _ in range(times):
+        for work, taken in zip(works, seconds, strict=True):
+            taken.append(seconds_of(work, device))
+    return [median(taken) for taken in seconds]
+
+
+def seconds_of(work: Callable[[], object], device: str) -> float:
+    """How long a work takes, all of it done."""
+    settle(device)
+    began = time.perf_counter()
+    work()
+    settle(device)
+    return time.perf_counter() - began
+
+
+def settle(device: str) -> None:
+    """Wait until the device has done what it was told."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def work_of(name: str, federation: Federation) -> tuple[float, float]:
+    """A round's floating-point operations, and the bytes its optimiser moves."""
+    model = build(name, MODELS[name].shape, seed=0)
+    flops = CLIENTS * STEPS * BATCH * flops_of(model, federation.task.clients[0][0][:1].cpu())
+    layout = federation.task.layout
+    traffic = CLIENTS * STEPS * ADAM_TRAFFIC * layout.d * layout.dtype.itemsize
+    return float(flops), float(traffic)
+
+
+def flops_of(model: nn.Module, x: Tensor) -> int:
+    """Floating-point operations of a forward and a backward pass.
+
+    >>> flops_of(nn.Linear(3, 2), torch.zeros(1, 3))
+    24
+    """
+    with FlopCounterMode(display=False) as counter:
+        model(x).sum().backward()
+    return int(counter.get_total_flops())
+
+
+def measure_peaks(device: str, precision: str) -> Peaks:
+    """The best of several large matrix products and copies."""
+    on_gpu = device == "cuda"
+    side, length = (8192, 2**28) if on_gpu else (2048, 2**25)
+    a = torch.randn(side, side, device=device, dtype=DTYPES[precision])
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    product = min(seconds_of(lambda: a @ a, device) for _ in range(8))
+    torch.backends.cuda.matmul.allow_tf32 = before
+    source = torch.zeros(length, device=device)
+    target = torch.zeros_like(source)
+    copied = min(seconds_of(lambda: target.copy_(source), device) for _ in range(8))
+    return Peaks(2 * side**3 / product, 2 * source.nbytes / copied)

@@ -1,0 +1,98 @@
+"""What every engine is given and must give back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from fedsift.algorithms.method import Memory, Phase
+from fedsift.codec.update import Update
+from fedsift.vector import Moments
+
+
+@dataclass(frozen=True)
+class Job:
+    """The local training of one round: who trains, from where, and how."""
+
+    round: int
+    phase: Phase
+    state: Moments
+    cohort: tuple[int, ...]
+    memory: Mapping[int, Memory]
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """What a client sends, what it keeps, and its mean loss over the local steps.
+
+    ``size`` is the bytes of the frame that carries the update, where the engine knows it already.
+    """
+
+    client: int
+    update: Update
+    memory: Memory
+    loss: float
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of several clients that trained together, their tensors still stacked."""
+
+    clients: tuple[int, ...]
+    update: Update
+    memory: Memory
+    losses: tuple[float, ...]
+    sizes: tuple[int, ...]
+
+    def __iter__(self) -> Iterator[ClientResult]:
+        told = zip(self.clients, self.losses, self.sizes, strict=True)
+        for row, (client, loss, size) in enumerate(told):
+            own = {key: x[row : row + 1] for key, x in self.memory.items()}
+            yield ClientResult(client, self.update.client(row), own, loss, size)
+
+    def without(self, absent: Collection[int]) -> Results:
+        """The results of those who are not absent."""
+        rows = [row for row, client in enumerate(self.clients) if client not in absent]
+        if len(rows) == len(self.clients):
+            return self
+        return Results(
+            tuple(self.clients[row] for row in rows),
+            self.update.rows(rows),
+            {key: x[rows] for key, x in self.memory.items()},
+            tuple(self.losses[row] for row in rows),
+            tuple(self.sizes[row] for row in rows),
+        )
+
+
+@dataclass(frozen=True)
+class Received:
+    """What a client elsewhere sent: a frame, not yet checked; ``memory`` names what it keeps."""
+
+    client: int
+    frame: bytes
+    memory: Memory
+    loss: float
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A client from which nothing came, and why."""
+
+    client: int
+    reason: str
+
+
+class Engine(Protocol):
+    """Trains a cohort. Single results come in the cohort's order, whatever ran where."""
+
+    def train(self, job: Job) -> Iterator[ClientResult | Results | Received | Missing]:
+        """Every cohort member's result, one after another or some together."""
+        ...
+
+    def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
+        """Accuracy and mean loss of weights w on the test set; None where there is none."""
+        ...

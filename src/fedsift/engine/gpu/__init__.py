@@ -1,0 +1,1 @@
+"""Fast training on a GPU: stacked clients, CUDA graphs and Triton kernels."""

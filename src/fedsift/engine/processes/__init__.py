@@ -1,0 +1,1 @@
+"""Engines that spread a cohort over processes, and the messages between them."""

@@ -1,0 +1,183 @@
+"""Which coordinates are sent: the sparse masks of the paper and of its related work.
+
+A mask is a boolean tensor ``(clients, d)``; a client keeps the coordinates where it is true.
+Every top-k mask has exactly k ones a client, and ties go to the lower index.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsift.selection.cpu import LITTLE, has_kernels, top_k_mask
+from fedsift.vector import Layout, Moments
+
+
+def kept(density: float, d: int) -> int:
+    """How many of d coordinates a density α keeps: k = max(1, round(α d)).
+
+    >>> kept(0.05, 21_840), kept(1e-9, 10)
+    (1092, 1)
+    """
+    if not 0 < density <= 1:
+        raise ValueError(f"density must be in (0, 1], got {density}")
+    return max(1, round(density * d))
+
+
+def top_k(x: Tensor, k: int) -> Tensor:
+    """The mask 1_Topk(x): the k coordinates of largest magnitude, per client; NaN is refused.
+
+    >>> top_k(torch.tensor([[3.0, -5.0, 5.0, 0.0]]), 2).tolist()
+    [[False, True, True, False]]
+    """
+    d = x.shape[-1]
+    if not 1 <= k <= d:
+        raise ValueError(f"k must be between 1 and d = {d}, got {k}")
+    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+        rows = [top_k_mask(row, k) for row in x.abs().view(-1, d)]
+        return (rows[0] if len(rows) == 1 else torch.stack(rows)).view(x.shape)
+    _refuse_nan(x)
+    if has_kernels(x) and x.dtype == torch.float32:
+        from fedsift.selection import gpu as gpu_select
+
+        return gpu_select.top_k(x, k)
+    by = _top_k_by_order if x.numel() <= LITTLE else _top_k_by_threshold
+    return by(x.abs(), k)
+
+
+def _top_k_by_order(magnitude: Tensor, k: int) -> Tensor:
+    """The k largest of each row, without synchronising a GPU with the host.
+
+    >>> _top_k_by_order(torch.tensor([[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 2).tolist()
+    [[False, True, True, False], [True, True, False, False]]
+    """
+    order = magnitude.sort(dim=-1, descending=True, stable=True).indices
+    return torch.zeros_like(magnitude, dtype=torch.bool).scatter_(-1, order[..., :k], True)
+
+
+def _top_k_by_threshold(magnitude: Tensor, k: int) -> Tensor:
+    """The k largest of each row ``(..., d)`` by their threshold: for accelerators and much data.
+
+    >>> _top_k_by_threshold(torch.tensor([[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 2).tolist()
+    [[False, True, True, False], [True, True, False, False]]
+    """
+    rows = magnitude.reshape(-1, magnitude.shape[-1])
+    threshold = rows.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    mask = rows > threshold
+    room = k - mask.sum(-1)
+    row, column = (rows == threshold).nonzero(as_tuple=True)  # row by row, ascending
+    first = torch.searchsorted(row, torch.arange(len(rows), device=row.device))
+    chosen = torch.arange(len(row), device=row.device) - first[row] < room[row]
+    mask[row, column] |= chosen
+    return mask.view(magnitude.shape)
+
+
+def top_k_union(delta: Moments, k: int) -> Tensor:
+    """Fairness-Top's mask: the k largest of max(|ΔW|, |ΔM|, |ΔV|).
+
+    >>> x = Moments(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), torch.zeros(1, 2))
+    >>> top_k_union(x, 1).tolist()
+    [[False, True]]
+    """
+    return top_k(torch.maximum(delta.w.abs(), torch.maximum(delta.m.abs(), delta.v.abs())), k)
+
+
+def top_k_separate(delta: Moments, k: int) -> Moments:
+    """FedAdam-Top's three masks: each tensor's own k largest.
+
+    >>> x = Moments(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), torch.zeros(1, 2))
+    >>> [mask.tolist() for mask in top_k_separate(x, 1)]
+    [[[True, False]], [[False, True]], [[True, False]]]
+    """
+    return Moments(top_k(delta.w, k), top_k(delta.m, k), top_k(delta.v, k))
+
+
+def top_k_per_layer(x: Tensor, density: float, layout: Layout) -> Tensor:
+    """The same density in every layer, instead of over the whole vector.
+
+    >>> layout = Layout.of(torch.nn.Linear(2, 2))
+    >>> top_k_per_layer(torch.tensor([[9.0, 8.0, 7.0, 6.0, 0.2, 0.1]]), 0.5, layout).tolist()
+    [[True, True, False, False, True, False]]
+    """
+    layers = [x[..., span] for span in layout.layers.values()]
+    return torch.cat([top_k(part, kept(density, part.shape[-1])) for part in layers], dim=-1)
+
+
+def top_k_per_chunk(x: Tensor, density: float, chunk: int) -> Tensor:
+    """The same density in every stretch of ``chunk`` coordinates; the last may be shorter.
+
+    >>> top_k_per_chunk(torch.tensor([[9.0, 8.0, 7.0, 0.1, 0.2]]), 0.5, 4).tolist()
+    [[True, True, False, False, True]]
+    """
+    whole = x.shape[-1] // chunk * chunk
+    chunks = x[..., :whole].reshape(*x.shape[:-1], -1, chunk)
+    parts = [part for part in (chunks, x[..., None, whole:]) if part.numel()]
+    masks = [top_k(part, kept(density, part.shape[-1])) for part in parts]
+    return torch.cat([mask.flatten(-2) for mask in masks], dim=-1)
+
+
+def kept_per_chunk(density: float, d: int, chunk: int) -> int:
+    """How many of d coordinates :func:`top_k_per_chunk` keeps.
+
+    >>> kept_per_chunk(0.5, 6, 4)
+    3
+    """
+    rest = d % chunk
+    return d // chunk * kept(density, chunk) + (kept(density, rest) if rest else 0)
+
+
+def rand_k(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """A uniform draw of k coordinates a client, whatever their values (Rand-k).
+
+    >>> rand_k(torch.zeros(2, 10), 3, torch.Generator().manual_seed(0)).sum(-1).tolist()
+    [3, 3]
+    """
+    _refuse_nan(x)
+    draw = torch.rand(x.shape, generator=generator, dtype=torch.float64, device=generator.device)
+    return top_k(draw.to(x.device), k)
+
+
+def threshold(x: Tensor, v: float) -> Tensor:
+    """Every coordinate whose magnitude exceeds v (Threshold-v); the count may differ by client.
+
+    >>> threshold(torch.tensor([[0.5, -2.0, 1.0]]), 0.9).tolist()
+    [[False, True, True]]
+    """
+    if not v >= 0:
+        raise ValueError(f"the threshold must be a number of at least 0, got {v}")
+    _refuse_nan(x)
+    return x.abs() > v
+
+
+def positions(mask: Tensor, k: int | None = None) -> Tensor:
+    """Indices ``(clients, k)`` of a mask's ones, ascending.
+
+    ``k``: how many each client has, if that is known; without it a GPU must synchronise with the
+    host to count them.
+
+    >>> positions(torch.tensor([[False, True, True]])).tolist()
+    [[1, 2]]
+    """
+    clients, d = mask.shape
+    if has_kernels(mask) and k is not None:
+        from fedsift.selection import gpu as gpu_select
+
+        return gpu_select.positions(mask, k)
+    flat = mask.reshape(-1)
+    if mask.device.type == "cpu":  # numpy finds them ten times faster
+        ones = torch.from_numpy(np.flatnonzero(flat.numpy()))
+    else:
+        ones = flat.nonzero()[:, 0]
+    columns = ones % d if clients > 1 else ones
+    if clients > 1 and k is None:
+        counts = mask.sum(-1)
+        if bool((counts != counts[0]).any()):
+            raise ValueError("clients keep different numbers of coordinates: stack one at a time")
+    return columns.view(clients, -1 if k is None else k)
+
+
+def _refuse_nan(x: Tensor) -> None:
+    # On a GPU this would synchronise it with the host; there the engine checks, once a round.
+    if x.device.type == "cpu" and bool(x.isnan().any()):
+        raise ValueError("cannot choose coordinates of a tensor that holds NaN")

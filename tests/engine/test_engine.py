@@ -1,0 +1,394 @@
+"""Every engine trains what the reference engine trains."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from multiprocessing import active_children
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from fedsift import algorithms
+from fedsift.adam import adam_step
+from fedsift.engine import Forked, Reference, Stacked
+from fedsift.engine.contract import Job
+from fedsift.engine.gpu.steps import ByStreams, ByVmap, Work, can_vmap
+from fedsift.engine.processes import forked
+from fedsift.engine.processes.messages import WorkerDied
+from fedsift.models.transformer import Attention
+from fedsift.simulation import prepare
+from fedsift.task import Diverged, Task
+from problems import ridge
+
+CUDA = torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def everything_is_worthwhile(monkeypatch):
+    monkeypatch.setattr(forked, "WORTHWHILE", -1.0)
+
+
+def images(clients=5, size=12):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(clients, size, 1, 8, 8, generator=draw)
+    y = torch.randint(0, 4, (clients, size), generator=draw)
+    return list(zip(x, y, strict=True))
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(),
+        nn.Linear(36, 4),
+    )  # fmt: skip
+
+
+def federation(name="fedadam-ssm", processes=2, **options):
+    known = algorithms.settings_of(name)
+    wanted = {"density": 0.2, "local_steps": 3, "lr": 0.01, "clip": 0.5}
+    method = algorithms.find(name)(**{k: v for k, v in wanted.items() if k in known})
+    test = torch.randn(2500, 1, 8, 8), torch.randint(0, 4, (2500,))
+    options = {"participation": 0.8, "dropout": 0.2, "min_clients": 0, "wire": "count", **options}
+    made = prepare(
+        network(), images(), test, method, batch_size=8, loss=cross_entropy, seed=0,
+        device="cpu", **options,
+    )  # fmt: skip
+    return replace(made, engine=Forked(made.task, method, processes))
+
+
+def rounds(fed, count=3):
+    snapshot, happened = fed.first(), []
+    for _ in range(count):
+        snapshot, record = fed.play(snapshot)
+        happened.append((record, snapshot.traffic, fed.engine.evaluate(snapshot.state.w)))
+    return snapshot, happened
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("name", ["fedadam-ssm", "fedadam-top", "efficient-adam", "onebit-adam"])
+def test_ranks_are_the_reference_bit_for_bit(name, processes):
+    parallel = federation(name, processes)
+    serial = replace(parallel, engine=Reference(parallel.task))
+    ours, happened = rounds(parallel)
+    theirs, expected = rounds(serial)
+    assert happened == expected
+    for one, other in zip(ours.state, theirs.state, strict=True):
+        assert torch.equal(one, other)
+    assert ours.client_memory.keys() == theirs.client_memory.keys()
+    for n, memory in theirs.client_memory.items():
+        for key, x in memory.items():
+            assert torch.equal(ours.client_memory[n][key], x)
+    if parallel.engine.processes > 1:  # beside a GPU, a process that trained cannot be forked
+        assert len(parallel.engine.crew.processes) == processes
+
+
+def test_steps_of_earlier_rounds_are_not_kept():
+    fed = federation(participation=1.0, dropout=0.0)
+
+    def phase(round):  # a schedule makes a step of its own for every round
+        step = partial(adam_step, lr=0.1 / round, beta1=0.9, beta2=0.999, eps=1e-6)
+        return replace(fed.algorithm.phase(round), step=step)
+
+    engine = Stacked(fed.task, fed.algorithm)
+    rounds(replace(fed, algorithm=replace(fed.algorithm, phase=phase), engine=engine))
+    assert len(engine.captured) == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_result_does_not_depend_on_torchs_threads(threads):
+    torch.set_num_threads(threads)
+    try:
+        snapshot, _ = rounds(federation(processes=1), 2)
+    finally:
+        torch.set_num_threads(1)
+    expected, _ = rounds(federation(processes=2), 2)
+    assert torch.equal(snapshot.state.w, expected.state.w)
+
+
+def test_small_work_starts_no_process(monkeypatch):
+    monkeypatch.setattr(forked, "WORTHWHILE", 60.0)
+    fed = federation()
+    rounds(fed, 1)
+    assert fed.engine.crew is None
+
+
+def test_a_divergence_in_a_process_is_told_and_the_engine_goes_on():
+    fed = federation(participation=1.0, dropout=0.0)
+    before, _ = fed.play(fed.first())
+    broken = before.state._replace(w=torch.full_like(before.state.w, float("nan")))
+    with pytest.raises(Diverged, match="client 0"):
+        fed.play(replace(before, state=broken))
+    again, _ = fed.play(before)
+    expected, _ = replace(fed, engine=Reference(fed.task)).play(before)
+    assert torch.equal(again.state.w, expected.state.w)
+
+
+@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+def test_a_bug_in_a_process_is_told_with_its_traceback():
+    fed = federation(participation=1.0)
+    fed.play(fed.first())
+
+    def unwilling(output, labels):
+        raise ZeroDivisionError("the loss is unwilling")
+
+    fed = replace(fed, engine=Forked(replace(fed.task, loss=unwilling), fed.algorithm, 2))
+    fed.engine.start()
+    with pytest.raises(RuntimeError, match="the loss is unwilling"):
+        fed.play(fed.first())
+
+
+@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+def test_a_killed_process_ends_the_round_with_a_clear_message():
+    fed = federation(participation=1.0)
+    before, _ = fed.play(fed.first())
+    for child in active_children():
+        os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="died"):
+        fed.play(before)
+
+
+@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+def test_a_process_that_is_dead_already_is_told_of_too_and_the_engine_starts_anew():
+    fed = federation(participation=1.0, dropout=0.0)
+    before, _ = fed.play(fed.first())
+    child = next(iter(fed.engine.crew.processes.values()))
+    child.kill()
+    child.join()  # nobody reads at the other end of its pipe now
+    with pytest.raises(WorkerDied, match="died"):
+        fed.engine.evaluate(before.state.w)
+    again, _ = fed.play(before)
+    assert fed.engine.idle()
+    expected, _ = replace(fed, engine=Reference(fed.task)).play(before)
+    assert torch.equal(again.state.w, expected.state.w)
+
+
+@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+def test_a_round_that_was_left_does_not_disturb_the_next():
+    fed = federation(participation=1.0, dropout=0.0)
+    start = fed.first()
+    fed.engine.start()
+    job = Job(1, fed.algorithm.phase(1), start.state, (4, 3, 2, 1, 0), {n: {} for n in range(5)})
+    left = fed.engine.train(job)
+    next(left)  # the others are at work, and nobody will ask for their results
+    ours, _ = fed.play(start)
+    theirs, _ = replace(fed, engine=Reference(fed.task)).play(start)
+    assert torch.equal(ours.state.w, theirs.state.w)
+    left.close()
+    assert fed.engine.idle()
+
+
+@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+def test_ctrl_c_does_not_wait_for_clients_that_train(tmp_path):
+    (tmp_path / "wait").touch()
+    here = Path(__file__).parents[1]
+    process = subprocess.Popen(
+        [sys.executable, str(here / "interrupted.py"), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE, text=True,
+        # Without this it would ignore Ctrl-C where the tests themselves run in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        while len(begun := list(tmp_path.glob("*.pid"))) < 2:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        assert process.stdout.readline() == "interrupted\n"
+        assert time.monotonic() - began < 2
+        assert process.communicate(timeout=60)[0] == "the same\n"
+    finally:
+        process.kill()
+        process.wait()
+    assert not [path for path in begun if Path(f"/proc/{path.stem}").exists()]
+
+
+@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+def test_processes_end_with_their_engine():
+    fed = federation()
+    already = set(active_children())
+    rounds(fed, 1)
+    mine = set(active_children()) - already
+    assert len(mine) == 2
+    del fed
+    deadline = time.monotonic() + 10
+    while any(child.is_alive() for child in mine) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(child.is_alive() for child in mine)
+
+
+def test_regression_without_a_test_set():
+    problem = ridge(0)
+    made = prepare(
+        problem.model, problem.clients, None, algorithms.fedsgd(2), batch_size=None,
+        loss=mse_loss, seed=0, device="cpu", participation=1.0, dropout=0.0, min_clients=0,
+        wire="real",
+    )  # fmt: skip
+    fed = replace(made, engine=Forked(made.task, made.algorithm, 2))
+    ours, happened = rounds(fed, 2)
+    theirs, _ = rounds(replace(fed, engine=Reference(fed.task)), 2)
+    assert torch.equal(ours.state.w, theirs.state.w)
+    assert happened[-1][-1] == (None, None)
+
+
+@pytest.mark.parametrize("most", [100, 2])
+@pytest.mark.parametrize("name", algorithms.METHODS)
+def test_stacked_clients_train_as_single_ones(name, most, monkeypatch):
+    monkeypatch.setattr(Stacked, "_most_clients", lambda self, batch: most)
+    fed = federation(name)
+    plain = nn.Sequential(*(layer for layer in network() if not isinstance(layer, nn.Dropout)))
+    task = replace(fed.task, model=plain, layout=type(fed.task.layout).of(plain))
+    serial = replace(fed, task=task, engine=Reference(task))
+    stacked = replace(fed, task=task, engine=Stacked(task, fed.algorithm))
+    ours, happened = rounds(stacked)
+    theirs, expected = rounds(serial)
+    for one, other in zip(ours.state, theirs.state, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    for (_, traffic, _), (_, counted, _) in zip(happened, expected, strict=True):
+        assert traffic.uplink_bits_paper == counted.uplink_bits_paper
+        assert traffic.uplink_bytes == pytest.approx(counted.uplink_bytes, rel=0.02)
+
+
+MODELS = {
+    "a perceptron": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), True),
+    "attention": (
+        lambda: nn.Sequential(
+            nn.Flatten(1, 2), Attention(8, 2), nn.LayerNorm(8), nn.Flatten(), nn.Linear(64, 4)
+        ),
+        True,
+    ),
+    "convolutions": (lambda: nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten()), False),
+    "something random": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 4)), False,
+    ),
+    "a look at the data": (lambda: Curious(nn.Flatten(), nn.Linear(64, 4)), False),
+}  # fmt: skip
+
+
+class Curious(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_operations_are_batched_over_clients_where_they_can_be(name):
+    make, can = MODELS[name]
+    torch.manual_seed(0)
+    model = make()
+    layout = type(federation().task.layout).of(model)
+    x, y = (torch.cat(each) for each in zip(*images(), strict=True))
+    work = Work(Task(model, cross_entropy, [(x, y)], None, 8, 0, layout), x, y, "fp32")
+    rows = torch.arange(24).view(3, 8)
+    assert can_vmap(work, rows) == can
+    if not can:
+        return
+    start = torch.stack([scale * layout.read(model) for scale in (1.0, 1.5, 2.0)])
+    ways = ByVmap(work, 3), ByStreams(work, 3)
+    for way in ways:
+        way.enter(start, way.stack.x.w)
+        way.gradients(rows)
+    ours, theirs = (way.stack for way in ways)
+    torch.testing.assert_close(ours.gradient, theirs.gradient, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(ours.loss, theirs.loss)
+
+
+def test_clients_of_different_batch_sizes_are_stacked_apart():
+    fed = federation()
+    short = [(x[:3], y[:3]) if n % 2 else (x, y) for n, (x, y) in enumerate(images())]
+    engine = Stacked(replace(fed.task, clients=short), fed.algorithm)
+    assert list(engine.stacks((0, 1, 2, 3, 4))) == [(0, 2, 4), (1, 3)]
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match="fp32, tf32, bf16"):
+        federation(precision="fp8")
+
+
+def test_a_stack_with_random_layers_follows_the_seed_alone():
+    fed = federation()
+    engine = Stacked(fed.task, fed.algorithm)
+    fed = replace(fed, engine=engine)
+    once, _ = fed.play(fed.first())
+    torch.rand(7)
+    again, _ = fed.play(fed.first())
+    assert torch.equal(once.state.w, again.state.w)
+
+
+def test_a_parameter_that_is_not_used_has_no_gradient():
+    class Partly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(64, 4), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.used(x.flatten(1))
+
+    fed = federation()
+    torch.manual_seed(0)
+    task = replace(fed.task, model=Partly())
+    task = replace(task, layout=type(task.layout).of(task.model))
+    for engine in (Stacked(task, fed.algorithm), Reference(task)):
+        after, _ = replace(fed, task=task, engine=engine).play(
+            replace(fed, task=task, engine=engine).first()
+        )
+        assert not bool(after.state.m[-12:].any())
+
+
+def test_the_next_client_in_turn_is_handed_on_at_once(monkeypatch):
+    monkeypatch.setattr(Stacked, "_most_clients", lambda self, batch: 1)
+    fed = federation(participation=1.0)
+    engine = Stacked(fed.task, fed.algorithm)
+    trained = []
+    train = engine._train_stack
+    monkeypatch.setattr(engine, "_train_stack", lambda j, c: (trained.append(c), train(j, c))[1])
+    start = fed.first()
+    job = forked.Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2), {n: {} for n in range(3)})
+    next(engine.train(job))
+    assert trained == [(0,)]
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(10, 3, dtype=torch.long), torch.zeros(10)])
+def test_accuracy_is_given_only_where_it_means_something(labels):
+    fed = federation()
+    task = replace(fed.task, test=(torch.zeros(10, 1, 8, 8), labels), loss=lambda a, b: a.sum())
+    accuracy, loss = Reference(task).evaluate(fed.first().state.w)
+    assert accuracy is None
+    assert loss is not None
+
+
+def test_processes_that_cannot_train_leave_the_work_here(monkeypatch):
+    monkeypatch.setattr(forked, "can_train", lambda: False)
+    fed = federation()
+    ours, _ = rounds(fed, 2)
+    theirs, _ = rounds(replace(fed, engine=Reference(fed.task)), 2)
+    assert fed.engine.crew is None
+    assert torch.equal(ours.state.w, theirs.state.w)
+
+
+@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+def test_beside_a_gpu_processes_are_forked_before_anything_is_trained(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    fed = federation(participation=1.0)
+    monkeypatch.setattr(fed.engine.here, "train", lambda job: pytest.fail("trained here"))
+    fed.play(fed.first())
+    assert len(fed.engine.crew.processes) == 2
+
+
+def test_a_method_may_keep_the_gradients_that_it_is_given():
+    fed = federation(participation=1.0, dropout=0.0)
+    kept = []
+
+    def step(x, gradient):
+        kept.append(gradient)
+        return x._replace(w=x.w - 0.1 * gradient)
+
+    phase = replace(fed.algorithm.phase(1), step=step)
+    list(Reference(fed.task).train(Job(1, phase, fed.first().state, (0,), {0: {}})))
+    assert len({float(gradient.sum()) for gradient in kept}) == phase.local_steps

@@ -1,0 +1,125 @@
+"""Ranks that torchrun started give the result of one process, and may be lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedsift.cli.commands import main
+
+SRC = Path(__file__).parents[2] / "src"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+PATIENCE = 120.0
+TASK = ("--clients", "5", "--participation", "0.8", "--dropout", "0.2", "--seed", "3")
+METHOD = ("--algorithm", "efficient-adam")
+
+
+def start(ranks, *words):
+    environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*TORCHRUN, str(ranks), "-m", "fedsift", *map(str, words)],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def finish(process):
+    try:
+        out, err = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def outcome(path):
+    """Every tensor of the checkpoint, and every metric but the time."""
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for record in lines:
+        del record["seconds"]
+    return load_file(path / "checkpoint.safetensors"), lines
+
+
+def assert_same(one, other):
+    (tensors, records), (expected, wanted) = outcome(one), outcome(other)
+    assert records == wanted
+    assert tensors.keys() == expected.keys()
+    for name, x in expected.items():
+        assert torch.equal(tensors[name], x), name
+
+
+def test_ranks_give_the_result_of_one_process(tmp_path):
+    methods = ("fedadam-ssm", "efficient-adam")
+    task = (*TASK, "--rounds", "3", "--local-steps", "2")
+    words = ("compare", "--algorithms", ",".join(methods), "--target", "0.5", *task, "--out")
+    code, out, err = finish(start(3, *words, tmp_path / "ranks"))
+    assert code == 0, err
+    assert out.count("compare.csv") == 1  # only rank 0 talks
+    assert main([*words, str(tmp_path / "one")]) == 0
+    for name in methods:
+        assert_same(tmp_path / "ranks" / name, tmp_path / "one" / name)
+
+
+def test_a_method_that_diverges_leaves_the_ranks_to_the_next(tmp_path):
+    task = ("--clients", "4", "--rounds", "2", "--local-steps", "5", "--lr", "1e3")
+    words = ("compare", "--algorithms", "fedsgd,fedadam-ssm", "--target", "0.9", *task, "--out")
+    code, _, err = finish(start(2, *words, tmp_path / "ranks"))
+    assert code == 0, err
+    assert main([*words, str(tmp_path / "one")]) == 0
+    assert_same(tmp_path / "ranks" / "fedadam-ssm", tmp_path / "one" / "fedadam-ssm")
+
+
+def rank_processes(launcher):
+    """The processes of the ranks, by rank."""
+    listed = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    found = {}
+    for pid in map(int, listed):
+        pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        rank = [pair[5:] for pair in pairs if pair.startswith(b"RANK=")]
+        if rank:
+            found[int(rank[0])] = pid
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
+@pytest.mark.parametrize("resumed", ["by one process", "by ranks"])
+def test_a_lost_rank_ends_the_run_which_then_resumes(resumed, tmp_path):
+    words = ("run", *METHOD, *TASK, "--rounds", "400", "--out")
+    folder = tmp_path / "lost"
+    process = start(2, *words, folder)
+    deadline = time.monotonic() + PATIENCE
+    metrics = folder / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(rank_processes(process)[1], signal.SIGKILL)
+    code, _, err = finish(process)
+    assert code != 0
+    (said,) = [line for line in err.splitlines() if line.startswith("fedsift:")]
+    assert f"continue with: fedsift resume {folder}" in said
+    assert "rank" in said
+    done = len(metrics.read_text().splitlines())
+    assert done < 400
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 400", f"rounds = {done + 2}"))
+    if resumed == "by ranks":
+        code, _, err = finish(start(2, "resume", folder))
+        assert code == 0, err
+    else:
+        assert main(["resume", str(folder)]) == 0
+    whole = ["run", *METHOD, *TASK, "--rounds", str(done + 2)]
+    assert main([*whole, "--out", str(tmp_path / "whole")]) == 0
+    assert_same(folder, tmp_path / "whole")
+
+
+def test_bad_input_is_told_once(tmp_path):
+    code, _, err = finish(start(2, "run", "--dataset", "moon", "--out", tmp_path / "x"))
+    assert code != 0
+    assert sum(line.startswith("fedsift:") for line in err.splitlines()) == 1
+    assert not (tmp_path / "x").exists()

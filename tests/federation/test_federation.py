@@ -1,0 +1,311 @@
+"""Who takes part, who is lost, and what is counted."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import TensorDataset
+
+import fedsift
+from fedsift import algorithms
+from fedsift.engine.contract import Job
+from fedsift.simulation import prepare
+from fedsift.task import Diverged, distinct
+from problems import ridge
+
+METHOD = algorithms.fedadam_ssm(density=0.3, local_steps=2)
+
+
+def federation(clients=10, algorithm=METHOD, batch_size=None, **options):
+    problem = ridge(0, clients=clients)
+    options = {"participation": 1.0, "dropout": 0.0, "min_clients": 0, "wire": "count", **options}
+    return prepare(
+        problem.model, problem.clients, None, algorithm,
+        batch_size=batch_size, loss=mse_loss, seed=3, device="cpu", **options,
+    )  # fmt: skip
+
+
+def test_a_cohort_has_its_share_of_distinct_clients_and_changes():
+    fed = federation(participation=0.3)
+    cohorts = [fed.cohort(round) for round in range(1, 30)]
+    assert all(len(set(c)) == 3 and list(c) == sorted(c) for c in cohorts)
+    assert len(set(cohorts)) > 1
+    assert {n for c in cohorts for n in c} == set(range(10))
+
+
+def test_full_participation_takes_everyone():
+    assert federation().cohort(1) == tuple(range(10))
+
+
+def test_a_tiny_participation_still_takes_one():
+    assert len(federation(participation=0.001).cohort(1)) == 1
+
+
+def test_lost_updates_are_neither_merged_nor_counted():
+    fed = federation(dropout=0.5)
+    lost = fed.dropped(1, fed.cohort(1))
+    after, happened = fed.play(fed.first())
+    assert 0 < len(lost) < 10
+    assert happened.clients == 10 - len(lost)
+    everyone, _ = federation().play(fed.first())
+    share = (10 - len(lost)) / 10
+    assert after.traffic.uplink_bits_paper == share * everyone.traffic.uplink_bits_paper
+    assert not torch.equal(after.state.w, everyone.state.w)
+
+
+def test_a_client_whose_update_is_lost_keeps_its_memory():
+    fed = federation(dropout=0.5, algorithm=algorithms.efficient_adam())
+    after, _ = fed.play(fed.first())
+    assert set(after.client_memory) == set(range(10)) - fed.dropped(1, fed.cohort(1))
+
+
+def test_a_round_in_which_all_is_lost_changes_nothing():
+    fed = federation(clients=1, dropout=0.999)
+    before = fed.first()
+    after, happened = fed.play(before)
+    assert happened.clients == 0
+    assert torch.equal(after.state.w, before.state.w)
+    assert after.round == 1
+
+
+def test_weights_are_mini_batch_sizes():
+    fed = federation(batch_size=10)
+    sizes = [len(x) for x, _ in fed.task.clients]
+    assert [fed.task.weight(n) for n in range(10)] == [min(10, size) for size in sizes]
+    assert min(sizes) < 10 < max(sizes)
+
+
+def test_mini_batches_are_fresh_and_have_no_repeats():
+    fed = federation(batch_size=2)
+    rows = fed.task.batches(round=1, client=0, steps=50)
+    assert all(len(set(batch)) == 2 for batch in rows.tolist())
+    assert len({tuple(batch) for batch in rows.tolist()}) > 1
+    assert (rows == fed.task.batches(round=1, client=0, steps=50)).all()
+    assert (rows != fed.task.batches(round=2, client=0, steps=50)).any()
+
+
+@pytest.mark.parametrize("size", [3000, np.array([700, 3000])], ids=["one", "many"])
+def test_large_batches_are_drawn_as_small_ones_are(size, monkeypatch):
+    chances = np.random.default_rng(0).random((*np.shape(size), 5, 600))
+    size = np.asarray(size)[..., None].repeat(5, -1)
+    quick = distinct(chances, size)
+    monkeypatch.setattr("fedsift.task.MANY", 10_000)
+    assert (quick == distinct(chances, size)).all()
+    assert all(len(set(batch)) == 600 for batch in quick.reshape(-1, 600).tolist())
+
+
+def test_traffic_follows_the_papers_formula():
+    fed = federation()
+    after, _ = fed.play(fed.first())
+    d, k = 12, 4
+    assert after.traffic.uplink_bits_paper == min(3 * k * 32 + d, k * (96 + 3.584962500721156))
+
+
+def test_playing_a_round_leaves_the_snapshot_before_it_alone():
+    fed = federation(algorithm=algorithms.efficient_adam())
+    before = fed.first()
+    once, _ = fed.play(before)
+    again, _ = fed.play(before)
+    assert torch.equal(once.state.w, again.state.w)
+    assert before.client_memory == {}
+
+
+def test_a_divergence_names_the_round():
+    problem = ridge(0)
+    with pytest.raises(Diverged, match="round 1"):
+        fedsift.simulate(
+            problem.model, problem.clients, loss=mse_loss, rounds=3,
+            algorithm=algorithms.fedsgd(local_steps=100, lr=1e10),
+        )  # fmt: skip
+
+
+def test_the_callers_model_is_left_alone():
+    problem = ridge(0)
+    model = problem.model
+    result = fedsift.simulate(model, problem.clients, loss=mse_loss, rounds=1, algorithm=METHOD)
+    assert torch.equal(model.weight[0], problem.w0)
+    result.load_into(model)
+    assert torch.equal(model.weight[0], result.state.w)
+
+
+def test_a_model_with_running_statistics_is_refused():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with pytest.raises(ValueError, match="GroupNorm"):
+        fedsift.simulate(model, [(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))])
+
+
+class Counting(nn.Module):
+    """A layer that counts its batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, x):
+        self.batches += 1
+        return x
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.InstanceNorm1d(3, track_running_stats=True),
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)),
+        Counting,
+    ],
+    ids=["instance norm", "spectral norm", "counting"],
+)
+def test_a_model_that_keeps_anything_else_is_refused(make):
+    torch.manual_seed(0)  # spectral norm may find that it has nothing to change
+    model = nn.Sequential(make(), nn.Flatten(), nn.Linear(12, 2))
+    with pytest.raises(ValueError, match="average"):
+        fedsift.simulate(model, [(torch.ones(4, 3, 4), torch.zeros(4, dtype=torch.long))])
+
+
+def test_a_model_may_have_buffers_that_stay_as_they_are():
+    model = nn.Sequential(nn.Linear(4, 2))
+    model.register_buffer("names", torch.arange(3))
+    fedsift.simulate(model, [(torch.ones(4, 4), torch.zeros(4, dtype=torch.long))], rounds=1)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [algorithms.fedsgd(local_steps=1, lr=1e8), METHOD], ids=["huge", "plain"]
+)
+def test_both_ways_to_travel_train_the_same(algorithm):
+    ends = [federation(algorithm=algorithm, wire=wire) for wire in ("count", "real")]
+    (counted, told), (carried, also) = (fed.play(fed.first()) for fed in ends)
+    assert told.clients == also.clients == 10
+    assert told.train_loss == also.train_loss
+    assert torch.equal(counted.state.w, carried.state.w)
+    assert counted.traffic == carried.traffic
+
+
+class Liar:
+    """An engine whose first client says that its loss is not a number."""
+
+    def __init__(self, engine, loss):
+        self.engine, self.loss = engine, loss
+
+    def train(self, job):
+        first, *others = self.engine.train(job)
+        yield from (replace(first, loss=self.loss), *others)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_left_out(loss):
+    fed = federation(clients=3)
+    honest = [result.loss for result in fed.engine.train(job_of(fed))]
+    _, happened = replace(fed, engine=Liar(fed.engine, loss)).play(fed.first())
+    assert happened.train_loss == pytest.approx(sum(honest[1:]) / 2)
+
+
+def test_the_loss_is_that_of_the_merged():
+    fed = federation(dropout=0.5)
+    losses = {result.client: result.loss for result in fed.engine.train(job_of(fed))}
+    _, happened = fed.play(fed.first())
+    merged = set(losses) - fed.dropped(1, fed.cohort(1))
+    assert happened.train_loss == pytest.approx(sum(losses[n] for n in merged) / len(merged))
+
+
+def job_of(fed):
+    before = fed.first()
+    memories = fed.memories(before, fed.cohort(1))
+    return Job(1, fed.algorithm.phase(1), before.state, fed.cohort(1), memories)
+
+
+def test_dropout_layers_follow_the_seed_alone():
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
+    data = [(torch.randn(8, 4), torch.arange(8) % 2)]
+    first = fedsift.simulate(model, data, rounds=2, algorithm=METHOD)
+    torch.rand(5)
+    state = torch.get_rng_state()
+    second = fedsift.simulate(model, data, rounds=2, algorithm=METHOD)
+    assert torch.equal(first.state.w, second.state.w)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ([], "no clients"),
+        ([(torch.zeros(2, 1), torch.zeros(3))], "2 samples and 3 labels"),
+        ([(torch.zeros(0, 1), torch.zeros(0))], "no samples"),
+        (
+            [(np.zeros((2, 1)), np.zeros(2))],
+            r"client 0 .* got \(ndarray, ndarray\); torch",
+        ),
+        ([TensorDataset(torch.zeros(2, 1))], "got TensorDataset; .* fedsift.data.from_dataset"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_refused(clients, message):
+    with pytest.raises(ValueError, match=message):
+        fedsift.simulate(nn.Linear(1, 1), clients, loss=mse_loss)
+
+
+DATA = (torch.randn(6, 3), torch.arange(6) % 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"algorithm": "fedadam-ssm"}, r"fedadam_ssm\(\), got 'fedadam-ssm'"),
+        ({"algorithm": fedsift.algorithms.fedadam_ssm}, r"algorithm must be what a function"),
+        ({"rounds": 1.5}, "rounds must be a whole number of at least 1, got 1.5"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number"),
+        ({"seed": None}, "seed must be a whole number"),
+        ({"test": (DATA[0], DATA[1][:5])}, "the test set has 6 samples and 5 labels"),
+        ({"test": (DATA[0][:0], DATA[1][:0])}, "the test set has no samples"),
+        ({"test": {"x": DATA[0]}}, "the test set must be a pair of tensors"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_trained(given, message):
+    played = []
+    with pytest.raises(ValueError, match=message):
+        fedsift.simulate(nn.Linear(3, 2), [DATA], **given, on_round=played.append)
+    assert played == []
+
+
+def test_the_device_can_be_left_open():
+    assert len(fedsift.simulate(nn.Linear(3, 2), [DATA], rounds=1, device="auto").history) == 1
+
+
+class Pair(nn.Linear):
+    """A model whose output is no tensor."""
+
+    def forward(self, x):
+        return super().forward(x), x
+
+
+def test_an_output_that_is_no_tensor_goes_to_the_loss_and_has_no_accuracy():
+    def loss(output, y):
+        return cross_entropy(output[0], y)
+
+    torch.manual_seed(0)
+    given = {"clients": [DATA], "test": DATA, "rounds": 2}
+    pair = fedsift.simulate(Pair(3, 2), **given, loss=loss)
+    torch.manual_seed(0)
+    plain = fedsift.simulate(nn.Linear(3, 2), **given)
+    assert [r["loss"] for r in pair.history] == [r["loss"] for r in plain.history]
+    assert [r["accuracy"] for r in pair.history] == [None, None]
+
+
+def test_every_public_name_is_there_after_a_bare_import():
+    words = "import fedsift; [getattr(fedsift, name) for name in fedsift.__all__]; fedsift.data.iid"
+    subprocess.run([sys.executable, "-c", words], check=True)
+    assert set(fedsift.__all__) <= set(dir(fedsift))
+    with pytest.raises(AttributeError, match="no attribute 'simulated'"):
+        fedsift.simulated  # noqa: B018
+
+
+def test_regression_has_a_loss_but_no_accuracy():
+    problem = ridge(0)
+    result = fedsift.simulate(
+        problem.model, problem.clients, test=problem.clients[0], loss=mse_loss, rounds=1
+    )
+    assert result.history[0]["accuracy"] is None
+    assert result.history[0]["loss"] > 0

@@ -1,0 +1,397 @@
+"""The report of runs: what it reads, how it summarises, and that a real browser draws it."""
+
+import json
+import re
+import shutil
+import statistics
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from chromium import chromium, find_chromium
+from fedsift.cli.commands import main
+from fedsift.report.charts import Block, View
+from fedsift.report.collect import Spread, find_runs, likely_target, order, read_run
+from fedsift.report.html import FIGURES, write_report
+from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go, summarise
+from fedsift.runs.config import ConfigError
+
+METHODS = ("fedadam-ssm", "fedadam-top", "fedadam", "efficient-adam")
+SEEDS = (0, 1)
+ROUNDS = 5
+
+
+def trained(path, **values):
+    """The folder of a small finished run."""
+    config = RunConfig.from_values({"clients": 4, "rounds": ROUNDS, **values})
+    folder, federation = RunFolder.create(path, config), federation_of(config)
+    history = list(go(folder, federation, begin(folder, federation), config.rounds))
+    folder.finish(summarise(config, federation, history))
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Four methods with two seeds each."""
+    folder = tmp_path_factory.mktemp("runs")
+    for method in METHODS:
+        steps = {} if method == "efficient-adam" else {"local_steps": 4}
+        for seed in SEEDS:
+            trained(folder / f"{method}-{seed}", algorithm=method, seed=seed, **steps)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(runs):
+    """Their report."""
+    assert main(["report", str(runs), "-o", str(runs / "report.html")]) == 0
+    return runs / "report.html"
+
+
+def shown(runs, *names):
+    return [read_run(runs / name) for name in names]
+
+
+class Tables(HTMLParser):
+    """The rows of a page's tables, as text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.cell = [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.cell = ""
+
+    def handle_data(self, text):
+        if self.cell is not None:
+            self.cell += text
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.rows[-1].append(" ".join(self.cell.split()))
+            self.cell = None
+
+
+def data_in(page):
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
+    return json.loads(found[1])
+
+
+# What it reads.
+
+
+def test_seeds_of_one_method_are_one_group(runs):
+    (task,) = order([read_run(path) for path in find_runs([runs])])
+    assert {g.name: [r.setting("seed") for r in g.runs] for g in task.groups} == {
+        name: list(SEEDS) for name in METHODS
+    }
+
+
+def test_one_seed_counts_once_however_often_it_is_there(runs, tmp_path, monkeypatch, capsys):
+    here, other = tmp_path / "fedadam-0", tmp_path / "half"
+    for copy in (here, other):
+        shutil.copytree(runs / "fedadam-0", copy)
+    (other / "summary.json").unlink()
+    lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (other / "metrics.jsonl").write_text("".join(lines[:2]))
+    monkeypatch.chdir(tmp_path)
+    words = ["half", "fedadam-0", str(here), str(runs / "fedadam-1")]
+    assert main(["report", *words, "-o", "r.html"]) == 0
+    said = capsys.readouterr().err
+    assert "half is left out" in said
+    assert "2 runs" in said
+    (group,) = data_in(tmp_path / "r.html")["tasks"]["task0"]["groups"]
+    assert [len(run["accuracy"]) for run in group["runs"]] == [ROUNDS, ROUNDS]
+
+
+def test_runs_on_different_devices_are_no_seeds_of_one_method(runs, tmp_path):
+    shutil.copytree(runs / "fedadam-1", tmp_path / "cuda")
+    told = json.loads((tmp_path / "cuda" / "summary.json").read_text())
+    (tmp_path / "cuda" / "summary.json").write_text(json.dumps(told | {"device": "cuda"}))
+    (task,) = order([*shown(runs, "fedadam-0"), read_run(tmp_path / "cuda")])
+    assert [g.name for g in task.groups] == ["fedadam · device auto", "fedadam · device cuda"]
+
+
+def test_a_methods_variants_are_named_by_what_they_differ_in(runs, tmp_path):
+    denser = trained(tmp_path / "denser", algorithm="fedadam-ssm", density=0.2, local_steps=4)
+    (task,) = order([*shown(runs, "fedadam-ssm-0", "fedadam-0"), read_run(denser)])
+    assert [g.name for g in task.groups] == [
+        "fedadam-ssm · density 0.05",
+        "fedadam",
+        "fedadam-ssm · density 0.2",
+    ]
+    looks = [(g.colour, g.dash) for g in task.groups]
+    assert looks[0][0] == looks[2][0] != looks[1][0]
+    assert len(set(looks)) == 3
+
+
+def test_a_method_has_one_colour_in_every_report(runs):
+    colours = [
+        {g.name: g.colour for g in order(shown(runs, *names))[0].groups}
+        for names in (("fedadam-0", "fedadam-ssm-0"), ("fedadam-ssm-1", "fedadam-top-0"))
+    ]
+    assert colours[0]["fedadam-ssm"] == colours[1]["fedadam-ssm"]
+
+
+def test_the_target_of_a_comparison_is_its_own_and_else_one_that_is_reached(runs, page, tmp_path):
+    words = ["--clients", "3", "--rounds", "1", "--local-steps", "2", "--out", str(tmp_path / "c")]
+    assert main(["compare", "--algorithms", "fedsgd", "--target", "0.123", *words]) == 0
+    assert main(["report", str(tmp_path / "c"), "-o", str(tmp_path / "r.html")]) == 0
+    assert data_in(tmp_path / "r.html")["tasks"]["task0"]["target"] == 0.123
+    (task,) = order([read_run(path) for path in find_runs([runs])])
+    best = max(run.summary["best_accuracy"] for run in task.runs)
+    assert 0.9 * best < likely_target(task) <= 0.95 * best
+    assert data_in(page)["tasks"]["task0"]["target"] == likely_target(task)
+
+
+def test_a_run_that_has_not_ended_is_shown_as_far_as_it_came(runs, tmp_path):
+    half = tmp_path / "half"
+    shutil.copytree(runs / "fedadam-ssm-0", half)
+    (half / "summary.json").unlink()
+    lines = (half / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (half / "metrics.jsonl").write_text("".join(lines[:2]))
+    run = read_run(half)
+    assert run.summary["final_accuracy"] == json.loads(lines[1])["accuracy"]
+    write_report([run, *shown(runs, "fedadam-ssm-1")], tmp_path / "report.html", "half")
+    assert f"2 of {ROUNDS}" in (tmp_path / "report.html").read_text()
+
+
+def test_what_was_not_recorded_is_left_out(runs, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(runs / "fedadam-ssm-0", bare)
+    for name in ("uploads.jsonl", "clients.json"):
+        (bare / name).unlink()
+
+    def titles(path):
+        (task,) = order([read_run(path)])
+        return [block.title for make in FIGURES if (block := make(task)).views]
+
+    assert titles(bare) == ["Accuracy against traffic", "Progress by round"]
+    assert len(titles(runs / "fedadam-ssm-0")) == len(FIGURES)
+    assert main(["report", str(bare), "-o", str(tmp_path / "report.html")]) == 0
+
+
+def test_a_dense_method_has_no_figure_of_masks(runs):
+    (task,) = order(shown(runs, "fedadam-0"))
+    without = {make.__name__ for make in FIGURES if not make(task).views}
+    assert without == {"overlap", "pairs"}
+
+
+@pytest.mark.parametrize("history", ["", '{"round": 2}\n'])
+def test_a_folder_without_a_round_is_refused_in_one_line(history, runs, tmp_path, capsys):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    shutil.copy(runs / "fedadam-0" / "config.toml", empty)
+    (empty / "metrics.jsonl").write_text(history)
+    assert main(["report", str(empty)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_folder_that_is_not_there_is_refused_in_one_line(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "none")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "there is no run in it" in said
+
+
+def test_a_broken_summary_is_named(runs, tmp_path):
+    broken = shutil.copytree(runs / "fedadam-0", tmp_path / "broken")
+    (broken / "summary.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"summary\.json"):
+        read_run(broken)
+
+
+# What it says.
+
+
+def test_the_table_has_mean_and_deviation_of_the_seeds(runs, page):
+    first = {row[0]: row for row in reversed(Tables(page.read_text()).rows)}
+    for method in METHODS:
+        best = [
+            100
+            * json.loads((runs / f"{method}-{seed}" / "summary.json").read_text())["best_accuracy"]
+            for seed in SEEDS
+        ]
+        wanted = f"{statistics.mean(best):.2f}"
+        if best[0] != best[1]:
+            wanted += f" ± {statistics.stdev(best):.2f}"
+        assert wanted in first[method]
+
+
+def test_the_bars_add_up_to_what_a_client_sent(runs, page):
+    data = data_in(page)["blocks"]
+    (bars,) = [
+        views[0]["charts"][0]["data"] for views in data.values()
+        if views[0]["charts"][0]["data"][0]["type"] == "bar"
+    ]  # fmt: skip
+    for method in METHODS:
+        drawn = sum(trace["x"][trace["y"].index(method)] for trace in bars)
+        sent = [read_run(runs / f"{method}-{seed}").summary["uplink_bytes"] for seed in SEEDS]
+        assert drawn == pytest.approx(statistics.mean(sent) / ROUNDS / 1e3, rel=1e-4)
+
+
+def test_a_seed_that_misses_the_target_makes_the_mean_infinite():
+    assert Spread((1.0, None)).mean is None
+    assert Spread((1.0, None)).text() == "∞"
+    assert Spread((2.0, 2.0)).text() == "2.00"
+
+
+def test_the_same_runs_give_the_same_bytes(runs, page, tmp_path):
+    assert main(["report", str(runs), "-o", str(tmp_path / "again.html")]) == 0
+    assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
+
+
+def test_names_are_text_and_never_markup(runs, tmp_path):
+    run = read_run(runs / "fedadam-ssm-0")
+    name = "</script><script>alert(1)</script>"
+    hostile = type(run)(
+        {**run.summary, "dataset": name}, run.history, run.uploads, run.labels, name
+    )
+    write_report([hostile], tmp_path / "report.html", name)
+    assert name not in (tmp_path / "report.html").read_text()
+
+
+def test_views_with_long_names_become_a_list():
+    assert not Block("", "", [View("seed 0", []), View("seed 1", [])]).names_are_long
+    assert Block("", "", [View("a rather long name", [])] * 3).names_are_long
+
+
+def test_a_machine_that_cannot_draw_still_trains(tmp_path, monkeypatch, capsys):
+    for name in ("plotly", "plotly.offline", "matplotlib"):
+        monkeypatch.setitem(sys.modules, name, None)
+    words = ["--clients", "2", "--rounds", "1", "--local-steps", "1"]
+    assert main(["run", *words, "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr()
+    assert f"fedsift report {tmp_path / 'run'}" in said.err
+    assert "report:" not in said.out
+    assert (tmp_path / "run" / "summary.json").exists()
+    many = ["compare", "--algorithms", "fedsgd", "--target", "0.5", "--out", str(tmp_path / "many")]
+    assert main([*many, *words]) == 0
+    assert (tmp_path / "many" / "compare.csv").exists()
+
+
+# In a browser.
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if not find_chromium():
+        pytest.skip("there is no Chromium here; on Debian: apt install chromium")
+    with chromium() as page:
+        yield page
+
+
+LOOKS = {
+    "light": {"width": 1280},
+    "dark": {"width": 1280, "dark": True},
+    "phone": {"width": 390},
+}
+TRACES = "document.querySelectorAll('.scatterlayer .trace, .barlayer .trace, .hm').length"
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_the_report_is_drawn_without_complaint_and_without_the_network(look, page, browser):
+    browser.open(page, **LOOKS[look])
+    assert browser.complaints() == []
+    own = (page.resolve().as_uri(), "data:")
+    assert [url for url in browser.requests() if not url.startswith(own)] == []
+    figures = browser.value("document.querySelectorAll('[data-block]').length")
+    assert figures == len(FIGURES)
+    assert browser.value("document.querySelectorAll('.main-svg').length") >= 2 * figures
+    assert browser.value(TRACES) > 30
+    assert browser.value("document.documentElement.scrollWidth <= innerWidth"), (
+        "it scrolls sideways"
+    )
+
+
+def ink(browser):
+    """The colour of an axis' numbers, once the page has seen the last change."""
+    browser.value("new Promise(seen => setTimeout(seen, 300))")
+    return browser.value("getComputedStyle(document.querySelector('.xtick text')).fill")
+
+
+def test_the_figures_follow_the_readers_preference(page, browser):
+    browser.open(page)
+    light = ink(browser)
+    browser.prefer("dark")
+    assert ink(browser) != light
+    browser.prefer("light")
+    assert ink(browser) == light
+    assert browser.complaints() == []
+
+
+def test_it_prints_in_light_colours_and_comes_back(page, browser, tmp_path):
+    browser.open(page, dark=True)
+    before = ink(browser)
+    seen = "window.seen = []; addEventListener('beforeprint', () => seen.push({ink}))".replace(
+        "{ink}", "getComputedStyle(document.querySelector('.xtick text')).fill"
+    )
+    browser.value(seen)
+    browser.printed(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    assert browser.value("seen") != [before]
+    assert ink(browser) == before
+    assert browser.complaints() == []
+
+
+CELLS = "[...document.querySelectorAll('.comparison tbody tr')].map(r => r.textContent.trim())"
+
+
+def set_target(browser, percent):
+    browser.value(
+        f"(() => {{ const field = document.querySelector('input.target'); field.value = {percent};"
+        "field.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+
+
+def squeezed(rows):
+    return ["".join(row.split()) for row in rows]
+
+
+def test_another_target_fills_the_table_anew_as_python_would(page, runs, browser, tmp_path):
+    other = tmp_path / "other.html"
+    target = 0.2
+    write_report([read_run(path) for path in find_runs([runs])], other, "other", target)
+    browser.open(other)
+    wanted = squeezed(browser.value(CELLS))
+    browser.open(page)
+    at_first = squeezed(browser.value(CELLS))
+    set_target(browser, 100 * target)
+    assert sorted(squeezed(browser.value(CELLS))) == sorted(wanted)
+    set_target(browser, 100)
+    assert all("∞" in row for row in browser.value(CELLS))
+    set_target(browser, 100 * data_in(page)["tasks"]["task0"]["target"])
+    assert squeezed(browser.value(CELLS)) == at_first
+    assert browser.complaints() == []
+
+
+def test_a_click_sorts_hides_and_changes_the_view(page, browser):
+    browser.open(page)
+    before = browser.value(TRACES)
+    names = "[...document.querySelectorAll('.comparison tbody tr')].map(r => r.dataset.group)"
+    browser.value("document.querySelector('.comparison thead th').click()")
+    assert browser.value(names) == sorted(METHODS)
+    browser.value("document.querySelector('.comparison thead th').click()")
+    assert browser.value(names) == sorted(METHODS, reverse=True)
+    browser.value("document.querySelector('[data-group=fedadam] .toggle').click()")
+    assert browser.value(TRACES) < before
+    browser.value("document.querySelector('[data-group=fedadam] .toggle').click()")
+    assert browser.value(TRACES) == before
+    title = "document.querySelector('[data-block] .xtitle').textContent"
+    assert "Mibit" in browser.value(title)
+    browser.value("document.querySelectorAll('[data-block] .views button')[1].click()")
+    assert "MB" in browser.value(title)
+    assert browser.complaints() == []
+
+
+def test_a_run_of_one_round_is_drawn_too(browser, tmp_path):
+    run = trained(tmp_path / "run", algorithm="sparse-fedsgd", rounds=1, clients=1, local_steps=1)
+    assert main(["report", str(run), "-o", str(tmp_path / "report.html")]) == 0
+    browser.open(tmp_path / "report.html")
+    assert browser.value(TRACES) > 5
+    assert browser.complaints() == []

@@ -1,0 +1,317 @@
+"""A run that was stopped, and resumed, ends bit for bit as one that was not."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rich.progress import Progress
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import fedsift
+from fedsift.cli.commands import main
+from fedsift.federation.round import Federation
+from fedsift.runs import RunFolder
+from fedsift.runs.config import ConfigError
+from fedsift.runs.disk import load_tensors, save_tensors
+
+ROUNDS = 40
+METHODS = {
+    "fedadam-ssm": ("--algorithm", "fedadam-ssm", "--local-steps", "1"),
+    "sift": ("--algorithm", "sift", "--local-steps", "1"),
+    "efficient-adam": ("--algorithm", "efficient-adam"),
+}
+PATIENCE = 60.0
+
+
+def words_of(method, folder):
+    federation = ("--clients", "8", "--participation", "0.5", "--dropout", "0.2")
+    rounds = ("--rounds", str(ROUNDS))
+    return ["run", *METHODS[method], *federation, *rounds, "--out", str(folder)]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The folder of each method's run when nothing disturbs it."""
+    folders = {}
+
+    def run(method):
+        if method not in folders:
+            folders[method] = tmp_path_factory.mktemp("unbroken") / method
+            assert main(words_of(method, folders[method])) == 0
+        return folders[method]
+
+    return run
+
+
+def start(*words):
+    """The command in a process of its own, with the code that is tested here."""
+    source = Path(fedsift.__file__).parents[1]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(source)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedsift", *words],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Without this it would ignore Ctrl-C where the tests themselves run in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def stop(process, when, with_signal, delay=0.0):
+    """Wait until something holds, and a little more, then send a signal; give what was said."""
+    end = time.monotonic() + PATIENCE
+    try:
+        while not when() and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.001)
+        time.sleep(delay)
+        process.send_signal(with_signal)
+        return process.communicate(timeout=PATIENCE)[1]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def rounds_in(folder):
+    try:
+        return (folder / "metrics.jsonl").read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+def checkpoint_round(folder):
+    with safe_open(folder / "checkpoint.safetensors", "pt") as file:
+        return json.loads(file.metadata()["fedsift"])["round"]
+
+
+def without_seconds(record):
+    return {k: v for k, v in record.items() if not k.startswith("seconds")}
+
+
+def assert_same_run(folder, other):
+    """Every tensor, every round's metrics, and the summary are equal, bit for bit."""
+    ours, theirs = (load_file(x / "checkpoint.safetensors") for x in (folder, other))
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    ours, theirs = (
+        [without_seconds(record) for record in RunFolder.open(x).history()] for x in (folder, other)
+    )
+    assert ours == theirs
+    assert len(ours) == ROUNDS
+    for name in ("uploads.jsonl", "clients.json"):
+        assert (folder / name).read_bytes() == (other / name).read_bytes(), name
+    ours, theirs = (json.loads((x / "summary.json").read_text()) for x in (folder, other))
+    assert without_seconds(ours) == without_seconds(theirs)
+
+
+@pytest.mark.parametrize(
+    ("method", "kills"),
+    [("fedadam-ssm", (4, 20)), ("sift", (6, 17)), ("efficient-adam", (2, 13, 24))],
+)
+def test_a_run_killed_again_and_again_ends_as_an_unbroken_one(method, kills, tmp_path, unbroken):
+    draw, folder = random.Random(method), tmp_path / "killed"
+    command = words_of(method, folder)
+    for lines in kills:
+        process = start(*command)
+        delay = draw.uniform(0, 0.06)
+        stop(process, lambda n=lines: rounds_in(folder) >= n, signal.SIGKILL, delay)
+        assert process.returncode == -signal.SIGKILL
+        assert not (folder / "summary.json").exists()
+        command = ["resume", str(folder)]
+    assert main(command) == 0
+    assert_same_run(folder, unbroken(method))
+
+
+def test_the_runs_compared_here_have_all_kinds_of_state(unbroken):
+    plain = load_file(unbroken("fedadam-ssm") / "checkpoint.safetensors")
+    kept = load_file(unbroken("efficient-adam") / "checkpoint.safetensors")
+    assert set(plain) == {"w", "m", "v"}
+    assert {
+        "w",
+        "m",
+        "v",
+        "server/residual",
+        "client/0/m",
+        "client/0/v",
+        "client/0/residual",
+    } <= set(kept)
+    nonzero = [name for name, x in kept.items() if bool(x.any())]
+    assert {"w", "server/residual", "client/0/residual"} <= set(nonzero)
+    received = {record["clients"] for record in RunFolder.open(unbroken("fedadam-ssm")).history()}
+    assert len(received) > 1
+    assert max(received) == 4
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path):
+    words = ["--clients", "8", "--rounds", "1"]
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = start("run", *words, "--out", str(killed))
+    stop(process, (killed / "config.toml").exists, signal.SIGKILL)
+    assert not (killed / "checkpoint.safetensors").exists()
+    assert main(["resume", str(killed)]) == 0
+    assert main(["run", *words, "--out", str(whole)]) == 0
+    ours, theirs = (load_file(x / "checkpoint.safetensors") for x in (killed, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert rounds_in(killed) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="beside a GPU there are no such processes")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core there is one process")
+def test_a_killed_run_leaves_no_process_that_would_keep_the_next_one_out(tmp_path):
+    folder = tmp_path / "killed"
+    long = ("--clients", "8", "--rounds", "1", "--local-steps", "1000000")
+    process = start("run", *long, "--out", str(folder))
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    stop(process, lambda: len(children.read_text().split()) > 1, signal.SIGKILL, delay=2.0)
+    end = time.monotonic() + 5
+    while is_locked(folder) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not is_locked(folder)
+
+
+def is_locked(folder):
+    try:
+        with RunFolder(folder).locked():
+            return False
+    except ConfigError:
+        return True
+
+
+def test_ctrl_c_ends_a_process_with_130_and_says_how_to_go_on(tmp_path, unbroken):
+    folder = tmp_path / "stopped"
+    process = start(*words_of("fedadam-ssm", folder))
+    said = stop(process, lambda: rounds_in(folder) >= 8, signal.SIGINT)
+    assert process.returncode == 130
+    assert f"fedsift resume {folder}" in said
+    assert "Traceback" not in said
+    # Ctrl-C may come between the writing of a round's metrics and the round's end.
+    assert rounds_in(folder) - checkpoint_round(folder) in (0, 1)
+    assert not (folder / "summary.json").exists()
+    assert main(["resume", str(folder)]) == 0
+    assert_same_run(folder, unbroken("fedadam-ssm"))
+
+
+def test_ctrl_c_while_the_bar_is_drawn_keeps_the_round_that_has_just_ended(tmp_path, monkeypatch):
+    save, update = RunFolder.save, Progress.update
+
+    def slow_save(self, *words):
+        time.sleep(0.05)  # so that not every round is saved at once
+        save(self, *words)
+
+    def interrupted(self, task, **shown):
+        update(self, task, **shown)
+        if rounds_in(tmp_path / "out") == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "save", slow_save)
+        patched.setattr(Progress, "update", interrupted)
+        assert main(words_of("efficient-adam", tmp_path / "out")) == 130
+    assert checkpoint_round(tmp_path / "out") == 3
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """The folder of an efficient-adam run that was interrupted after its 38th round."""
+    folder = tmp_path_factory.mktemp("interrupted") / "run"
+    play = Federation.play
+
+    def stop_there(self, snapshot):
+        if snapshot.round == ROUNDS - 2:
+            raise KeyboardInterrupt
+        return play(self, snapshot)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Federation, "play", stop_there)
+        assert main(words_of("efficient-adam", folder)) == 130
+    return folder
+
+
+def cut_a_line(folder):
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 39, "accuracy": 0.9')
+
+
+def cut_a_checkpoint(folder):
+    half = (folder / "checkpoint.safetensors").read_bytes()[:5000]
+    (folder / "checkpoint.safetensors.partial").write_bytes(half)
+
+
+def cut_the_metrics_anew(folder):
+    half = (folder / "metrics.jsonl").read_bytes()[:700]
+    (folder / "metrics.jsonl.partial").write_bytes(half)
+
+
+def record_a_round_too_many(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    later = json.loads(lines[-1]) | {"round": ROUNDS - 1, "accuracy": 0.0}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(later) + "\n")
+
+
+def leave_it(folder):
+    pass
+
+
+@pytest.mark.parametrize(
+    "left",
+    [leave_it, cut_a_line, cut_a_checkpoint, cut_the_metrics_anew, record_a_round_too_many],
+)
+def test_what_a_crash_leaves_behind_does_no_harm(left, interrupted, tmp_path, unbroken):
+    folder = shutil.copytree(interrupted, tmp_path / "run")
+    left(folder)
+    assert main(["resume", str(folder)]) == 0
+    assert_same_run(folder, unbroken("efficient-adam"))
+    assert list(folder.glob("*.partial")) == []
+
+
+def test_a_checkpoint_without_what_a_method_now_keeps_is_refused(tmp_path, unbroken, capsys):
+    folder = RunFolder.open(shutil.copytree(unbroken("sift"), tmp_path / "run"))
+    about, tensors = load_tensors(folder.checkpoint_file, "cpu")
+    del tensors["server/velocity"]
+    save_tensors(folder.checkpoint_file, tensors, about)
+    config = folder.config_file.read_text()
+    folder.config_file.write_text(
+        config.replace(f"\nrounds = {ROUNDS}", f"\nrounds = {ROUNDS + 1}")
+    )
+    capsys.readouterr()
+    assert main(["resume", str(folder.path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "lacks the server's velocity" in said
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path, unbroken, monkeypatch):
+    def no_more_training(*_):
+        raise AssertionError("a finished run was trained again")
+
+    folder = shutil.copytree(unbroken("efficient-adam"), tmp_path / "run")
+    monkeypatch.setattr(Federation, "play", no_more_training)
+    assert main(["resume", str(folder)]) == 0
+    for name in ("config.toml", "metrics.jsonl", "summary.json", "checkpoint.safetensors"):
+        assert (folder / name).read_bytes() == (unbroken("efficient-adam") / name).read_bytes()
+
+
+def test_a_folder_that_was_moved_can_be_resumed(interrupted, tmp_path, unbroken, monkeypatch):
+    folder = shutil.copytree(interrupted, tmp_path / "moved away")
+    monkeypatch.chdir(tmp_path)
+    assert main(["resume", "moved away"]) == 0
+    assert_same_run(folder, unbroken("efficient-adam"))
+
+
+def test_the_seconds_of_a_resumed_run_go_on_from_where_it_stopped(interrupted, tmp_path):
+    folder = shutil.copytree(interrupted, tmp_path / "run")
+    before = RunFolder.open(folder).history()[-1]["seconds"]
+    assert main(["resume", str(folder)]) == 0
+    seconds = [record["seconds"] for record in RunFolder.open(folder).history()]
+    assert seconds[ROUNDS - 3] == before
+    assert seconds == sorted(seconds)
