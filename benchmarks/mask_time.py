@@ -13,7 +13,7 @@ import torch
 
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
-from fedsift.selection.masks import kept, top_k, top_k_separate, top_k_union
+from fedsift.selection.masks import num_kept, top_k, top_k_separate, top_k_union
 from fedsift.vector import Moments
 
 MASKS = {
@@ -48,7 +48,7 @@ def main() -> None:
         delta = Moments(
             *(scale * torch.randn(1, d, generator=draw) for scale in (1e-2, 1e-3, 1e-6))
         )
-        found[name] = milliseconds(delta, kept(0.05, d))
+        found[name] = milliseconds(delta, num_kept(0.05, d))
         print(name, {mask: f"{spent:.3g} ms" for mask, spent in found[name].items()})
     if given.out:
         told = {"environment": environment(RunConfig(device="cpu")), "milliseconds": found}

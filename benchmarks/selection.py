@@ -24,7 +24,7 @@ from fedsift.codec.update import Update, moments, sparse
 from fedsift.models import MODELS, build
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
-from fedsift.selection.masks import kept, positions, top_k
+from fedsift.selection.masks import num_kept, positions, top_k
 from fedsift.vector import Layout, Moments
 
 CLIENTS, DENSITY, SEED = 20, 0.05, 0
@@ -76,7 +76,7 @@ def on(device: str, start: Moments, end: Moments) -> tuple[Moments, Moments]:
 def milliseconds(layout: Layout, w: Tensor, device: str, repeats: int) -> dict[str, float]:
     """Each piece, and all of them at once."""
     start, end = on(device, *states(layout, w, CHANGES["noise"]))
-    k = kept(DENSITY, layout.d)
+    k = num_kept(DENSITY, layout.d)
     delta = end.w - start.w
     mask = top_k(delta, k)
     update, _ = sent(layout, start, end)

@@ -18,7 +18,7 @@ import torch
 
 from fedsift.codec import Float, Spec, Update, decode, encode, sparse
 from fedsift.codec.update import Sum
-from fedsift.selection.masks import kept, top_k
+from fedsift.selection.masks import num_kept, top_k
 from fedsift.vector import Layout, Moments
 
 LARGE = [10**8] if os.environ.get("FEDSIFT_LARGE") else []
@@ -38,7 +38,7 @@ def update_of(d, seed=0):
     draw = torch.Generator().manual_seed(seed)
     w = torch.randn(1, d, generator=draw)
     values = {"w": w, "m": w * 0.1, "v": w.square()}
-    return Update(sparse(values, top_k(w, kept(0.05, d)), dict.fromkeys(values, BF16)), (64.0,))
+    return Update(sparse(values, top_k(w, num_kept(0.05, d)), dict.fromkeys(values, BF16)), (64.0,))
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -50,12 +50,12 @@ def case(request):
 
 def test_select(benchmark, case):
     x = torch.randn(1, case[0])
-    benchmark.pedantic(top_k, (x, kept(0.05, case[0])), rounds=5, warmup_rounds=1)
+    benchmark.pedantic(top_k, (x, num_kept(0.05, case[0])), rounds=5, warmup_rounds=1)
 
 
 def test_select_by_torch(benchmark, case):
     x = torch.randn(1, case[0])
-    benchmark.pedantic(lambda: x.abs().topk(kept(0.05, case[0])), rounds=3, warmup_rounds=1)
+    benchmark.pedantic(lambda: x.abs().topk(num_kept(0.05, case[0])), rounds=3, warmup_rounds=1)
 
 
 def test_encode(benchmark, case):
@@ -93,7 +93,7 @@ def seconds(work, repeat=7):
 def test_the_promises_at_ten_million():
     """Exact top-k in a quarter of torch.topk's time; a frame in no more than the top-k takes."""
     d = 10**7
-    k = kept(0.05, d)
+    k = num_kept(0.05, d)
     x = torch.randn(1, d)
     update, spec = update_of(d), Spec(layout_of(d), "fedadam-ssm", 1)
     frame = encode(update, spec)

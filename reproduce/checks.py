@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 SPARSE = ("fedadam-top", "fairness-top", "fedadam-ssm-m", "fedadam-ssm-v")
-QUANTISED = ("onebit-adam", "efficient-adam")
-GAINS = (*SPARSE, "fedadam", *QUANTISED)
+QUANTIZED = ("onebit-adam", "efficient-adam")
+GAINS = (*SPARSE, "fedadam", *QUANTIZED)
 Point = dict[str, float]
 Finding = tuple[str, bool]
 Check = Callable[["Results", str, str], Iterator[Finding]]
@@ -112,10 +112,10 @@ def ahead(results: Results, task: str, setting: str, key: str = "mibit") -> dict
     return {name: own - best_within(curve, key, most) for name, curve in curves.items()}
 
 
-def quantised(results: Results, task: str, setting: str) -> Iterator[Finding]:
-    """It leads the better quantised baseline by more than 14.5 points at equal traffic."""
+def quantized(results: Results, task: str, setting: str) -> Iterator[Finding]:
+    """It leads the better quantized baseline by more than 14.5 points at equal traffic."""
     lead = ahead(results, task, setting)
-    found = [lead[name] for name in QUANTISED if name in lead]
+    found = [lead[name] for name in QUANTIZED if name in lead]
     if found:
         yield f"{points(min(found))} points", min(found) > 0.145
 
@@ -137,7 +137,7 @@ def normal(results: Results, task: str, setting: str) -> Iterator[Finding]:
         yield f"skewness and kurtosis {text}", all(abs(x) < 1 for s in shapes for x in s)
 
 
-def centres_of(results: Results, task: str) -> list[float]:
+def centers_of(results: Results, task: str) -> list[float]:
     """Where the densities of log10 of the three magnitudes peak."""
     told = (results.json("fig1") or {}).get(task)
     return [told[name]["peak_log10"] for name in ("ΔW", "ΔM", "ΔV")] if told else []
@@ -145,16 +145,16 @@ def centres_of(results: Results, task: str) -> list[float]:
 
 def ordered(results: Results, task: str, setting: str) -> Iterator[Finding]:
     """The peaks of the densities are in this order."""
-    peaks = centres_of(results, task)
+    peaks = centers_of(results, task)
     if peaks and setting == "iid":
         yield ", ".join(f"{x:.1f}" for x in peaks), peaks[0] > peaks[1] > peaks[2]
 
 
-def centred(task: str, *paper: float) -> Check:
+def centered(task: str, *paper: float) -> Check:
     """The peaks are within half a decade of the paper's."""
 
     def check(results: Results, here: str, setting: str) -> Iterator[Finding]:
-        peaks = centres_of(results, task)
+        peaks = centers_of(results, task)
         if peaks and (here, setting) == (task, "iid"):
             near = all(abs(a - b) < 0.5 for a, b in zip(peaks, paper, strict=True))
             yield ", ".join(f"{x:.1f}" for x in peaks), near
@@ -179,12 +179,12 @@ def spans(task: str, *paper: tuple[float, float]) -> Check:
 def middle(density: dict[str, float]) -> tuple[float, float]:
     """Where the middle 98 % of a density lie."""
     whole, seen, low, high = sum(density.values()), 0.0, None, 0.0
-    for centre, share in density.items():
+    for center, share in density.items():
         seen += share / whole
         if low is None and seen >= 0.01:
-            low = float(centre)
+            low = float(center)
         if seen <= 0.99:
-            high = float(centre)
+            high = float(center)
     return low or 0.0, high
 
 
@@ -243,12 +243,12 @@ def ratios(task: str, names: tuple[str, ...]) -> Check:
 
 
 def never(results: Results, task: str, setting: str) -> Iterator[Finding]:
-    """Neither quantised method reaches the target."""
+    """Neither quantized method reaches the target."""
     lines = results.lines("table1", task, setting)
-    if all(name in lines for name in QUANTISED):
-        spent = [lines[name]["mibit"] for name in QUANTISED]
+    if all(name in lines for name in QUANTIZED):
+        spent = [lines[name]["mibit"] for name in QUANTIZED]
         text = ", ".join("∞" if x is None else f"{x:.4g} Mibit" for x in spent)
-        yield text, all(lines[name]["reached"] == 0 for name in QUANTISED)
+        yield text, all(lines[name]["reached"] == 0 for name in QUANTIZED)
 
 
 def gains(task: str, setting: str) -> Check:

@@ -8,11 +8,11 @@ from multiprocessing import current_process
 from pathlib import Path
 
 import torch
+from test_engine import federation
 from torch.nn.functional import cross_entropy
 
 from fedsift.engine import Forked, Reference
 from fedsift.engine.processes import forked
-from test_engine import federation
 
 
 def main(folder):

@@ -314,7 +314,7 @@ def sparse_fedsgd(
     return W, M, V
 
 
-# The quantised baselines: one local step a round, error feedback on both sides
+# The quantized baselines: one local step a round, error feedback on both sides
 
 
 def one_bit(x: Vector) -> Vector:
@@ -324,7 +324,7 @@ def one_bit(x: Vector) -> Vector:
     return value
 
 
-def quantise(x: Vector, bits: int) -> Vector:
+def quantize(x: Vector, bits: int) -> Vector:
     """Q(x): uniform on [-max|x|, max|x|], s = 2^(bits-1) - 1 levels a side; half to even."""
     assert bits >= 2
     s = 2 ** (bits - 1) - 1
@@ -394,11 +394,11 @@ def efficient_adam(
             ms[n] = beta1 * ms[n] + (1 - beta1) * g  # (4)
             vs[n] = beta2 * vs[n] + (1 - beta2) * g**2  # (5)
             u = -lr * ms[n] / np.sqrt(vs[n] + eps)  # (3)
-            c = quantise(u + residuals[n], bits)
+            c = quantize(u + residuals[n], bits)
             residuals[n] = u + residuals[n] - c
             sent.append(c)
         mean = weighted_mean(sent, weights)
-        broadcast = quantise(mean + residual, bits)
+        broadcast = quantize(mean + residual, bits)
         residual = mean + residual - broadcast
         W = W + broadcast
     return W, M, V
@@ -426,7 +426,7 @@ def sparseloco(
 ) -> State:
     """SparseLoCo (Sarfi et al., 2025). Moments stay with the clients; global M = V = 0."""
     W, M, V = start(w0)
-    ms = [np.zeros_like(W) for _ in gradients]  # the inner optimisers' moments
+    ms = [np.zeros_like(W) for _ in gradients]  # the inner optimizers' moments
     vs = [np.zeros_like(W) for _ in gradients]
     errors = [np.zeros_like(W) for _ in gradients]  # e_r
 
@@ -497,7 +497,7 @@ def fedadamw(
 # sift
 
 
-def log_quantise(x: Vector, bits: int) -> Vector:
+def log_quantize(x: Vector, bits: int) -> Vector:
     """The nearest of 0 and +-scale 2^(-R (L - l) / (L - 1)), l = 1..L, R = 2 (bits - 1)."""
     top, octaves = 2 ** (bits - 1) - 1, 2 * (bits - 1)
     scale = np.max(np.abs(x))
@@ -543,8 +543,8 @@ def sift(
     def sifted(w: Vector, v: Vector, k: int) -> tuple[Vector, Vector]:
         mask = top_k(w, k)
         sent_w, sent_v = np.zeros_like(w), np.zeros_like(v)
-        sent_w[mask] = quantise(w[mask], bits)
-        sent_v[mask] = log_quantise(v[mask], 4)
+        sent_w[mask] = quantize(w[mask], bits)
+        sent_v[mask] = log_quantize(v[mask], 4)
         return sent_w, sent_v
 
     for t in range(1, rounds + 1):

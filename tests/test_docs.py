@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from fedsift.algorithms import METHODS
 from fedsift.cli.commands import app
-from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go, summarise
+from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go, summarize
 from fedsift.runs.compare import Row
 from fedsift.runs.config import read_values
 
@@ -174,7 +174,7 @@ def test_every_column_and_key_of_a_run_is_in_the_reference(tmp_path):
     page = DOCS / "reference" / "run-folder.md"
     for column in history[0]:
         assert f"| `{column}` |" in section(page, "metrics.jsonl"), column
-    for key in summarise(config, federation, history).keys() - config.flat().keys():
+    for key in summarize(config, federation, history).keys() - config.flat().keys():
         assert f"| `{key}` |" in section(page, "summary.json"), key
     for column in folder.uploads()[0]:
         assert f"| `{column}` |" in section(page, "uploads.jsonl"), column

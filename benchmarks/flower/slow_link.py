@@ -76,7 +76,7 @@ def draw(results: dict[str, dict[str, object]], path: Path) -> None:
         x = [point["seconds"] for point in result["points"]]
         y = [100 * point["accuracy"] for point in result["points"]]
         axes.plot(x, y, marker="o", label=NAMES[method])
-    axes.axhline(100 * TARGET, color="grey", linewidth=0.8, linestyle="--")
+    axes.axhline(100 * TARGET, color="gray", linewidth=0.8, linestyle="--")
     axes.set(xlabel="seconds since the start", ylabel="test accuracy, %", xlim=(0, None))
     axes.set_title(f"{CLIENTS} clients behind links of 1 Mbit/s, 301,066 parameters")
     axes.legend()

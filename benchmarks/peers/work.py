@@ -43,12 +43,12 @@ def _read(path: Path, header: int) -> np.ndarray:
 def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
     """One client's round as a user of PyTorch writes it."""
     model.train()
-    optimiser = torch.optim.Adam(model.parameters(), lr=LR)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     for _ in range(STEPS):
         rows = torch.randperm(len(x))[:BATCH]
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-        optimiser.step()
+        optimizer.step()
 
 
 class Clock:

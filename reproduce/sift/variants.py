@@ -23,10 +23,10 @@ from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.fedadamw import BLOCK, block_means, means_of, spread
 from fedsift.algorithms.method import Step, nonzero_parts
 from fedsift.algorithms.sift import V_BITS, bound_in, lag_after
-from fedsift.codec.update import Parts, Role, left_of, sparse
+from fedsift.codec.update import Parts, Role, residual_after, sparse
 from fedsift.codec.values import Linear, Log, Sign, ValueCoder
 from fedsift.seeding import stream
-from fedsift.selection.masks import kept, top_k, top_k_per_layer
+from fedsift.selection.masks import num_kept, top_k, top_k_per_layer
 from fedsift.vector import Moments
 
 WARMER = 5
@@ -226,7 +226,7 @@ class Rule:
             return nonzero_parts(mean._replace(w=way[0])), after
         w, v = way + memory["residual"], mean.v[None]
         v = v if self.v_means else v + memory["residual_v"]
-        k = kept(self.down_density, context.d)
+        k = num_kept(self.down_density, context.d)
         parts, left = self.coded(context.round, Moments(w, mean.m[None], v), top_k(w, k), k, True)
         if self.v_means:
             parts += means_of(v)
@@ -265,13 +265,13 @@ class Rule:
     def mask(self, context: Context, wanted: Tensor, last: Tensor) -> tuple[Tensor, int]:
         """Which coordinates a client sends, and how many they are."""
         density = self.density_in(context.round)
-        k = kept(density, context.d)
+        k = num_kept(density, context.d)
         if self.common:
             return common_mask(context, last, k), k
         if self.per_layer:
             sizes = context.layout.sizes
             return top_k_per_layer(wanted, density, context.layout), sum(
-                kept(density, size) for size in sizes
+                num_kept(density, size) for size in sizes
             )
         return top_k(wanted, k), k
 
@@ -294,7 +294,7 @@ class Rule:
         coders = self.coders(round, x.w.dtype.itemsize > 4, down)
         values = {role: t for role, t in zip(("w", "m", "v"), x, strict=True) if role in coders}
         (part,) = sparse(values, mask, coders, k=k)
-        return (part,), {role: left_of(values[role], part, role) for role in part.values}
+        return (part,), {role: residual_after(values[role], part, role) for role in part.values}
 
     def coders(self, round: int, wide: bool, down: bool) -> dict[Role, ValueCoder]:
         """How each role's values are written."""
@@ -312,7 +312,7 @@ class Rule:
         """Bits a client sends in a round."""
         each = self.w_bits + self.m_bits + self.senders + V_BITS * self.sends_v(round)
         means = math.ceil(d / BLOCK) * Q if self.v_means else 0
-        return kept(self.density_in(round), d) * (each + math.log2(d)) + means
+        return num_kept(self.density_in(round), d) * (each + math.log2(d)) + means
 
 
 def strength(beta1: float, steps: int) -> float:

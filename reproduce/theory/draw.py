@@ -17,10 +17,10 @@ from matplotlib.axes import Axes
 LINES = {
     "theorem": "Theorem 1, corrected",
     "sharper": "moments followed one by one",
-    "travel": "no theorem: distance travelled",
+    "travel": "no theorem: distance traveled",
     "real": "real, largest client",
 }
-COLOURS = ("tab:blue", "tab:orange", "tab:green", "black")
+COLORS = ("tab:blue", "tab:orange", "tab:green", "black")
 TICKS = (-2, 0, 2, 4, 10, 30, 100, 300)
 WIDTH = 3
 SHOWN = PAGE.parents[1] / "images" / "theory-reality.png"
@@ -54,12 +54,12 @@ def main() -> None:
 def draw(axis: Axes, rows: list[dict[str, str]]) -> None:
     """One task; each line says where it ends."""
     steps = [int(row["step"]) for row in rows]
-    for (name, label), colour in zip(LINES.items(), COLOURS, strict=True):
+    for (name, label), color in zip(LINES.items(), COLORS, strict=True):
         logs = [math.log10(float(r["largest"])) if name == "real" else float(r[f"log10_{name}"])
                 for r in rows]  # fmt: skip
-        axis.plot(steps, logs, color=colour, label=label)
+        axis.plot(steps, logs, color=color, label=label)
         axis.annotate(power(f"{logs[-1]:.1f}"), (steps[-1], logs[-1]), (3, 0), fontsize=8,
-                      textcoords="offset points", va="center", color=colour)  # fmt: skip
+                      textcoords="offset points", va="center", color=color)  # fmt: skip
     axis.set_yscale("asinh", linear_width=4)
     axis.set_yticks(TICKS, [power(str(tick)) for tick in TICKS])
     axis.set_xlim(0, steps[-1] * 1.25)

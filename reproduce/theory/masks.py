@@ -18,7 +18,7 @@ from tables import HERE, read, replace_rows
 from tasks import MADE, TASKS, arguments, made, on
 
 from fedsift.algorithms import fedadam_ssm
-from fedsift.selection.masks import kept
+from fedsift.selection.masks import num_kept
 from fedsift.theory.deviation import DeviationCoefficients, deviation_coefficients
 from fedsift.theory.masks import Sparsification, mask_costs
 from fedsift.theory.reality import updates
@@ -55,7 +55,7 @@ def rows(name: str, device: str, out: Path):
             ratios = (w.log_theta - w.log_gamma, w.log_lambda - w.log_gamma)
             problems = [Sparsification(one, w) for one in clients]
             for density in DENSITIES:
-                costs = [mask_costs(problem, kept(density, d)) for problem in problems]
+                costs = [mask_costs(problem, num_kept(density, d)) for problem in problems]
                 means = (f"{mean(c[m] for c in costs):.5f}" for m in costs[0])
                 yield (name, kind, number, density, len(clients), *means,
                        *(f"{r:.3f}" for r in ratios), *made(task))  # fmt: skip

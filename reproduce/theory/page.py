@@ -21,7 +21,7 @@ def deviation() -> Iterator[tuple[str, ...]]:
     rows = {row["task"]: row for row in read(HERE / "reality.csv")}
     yield (
         "task", "real, largest client", "Theorem 1, corrected", "moments one by one",
-        "distance travelled",
+        "distance traveled",
     )  # fmt: skip
     for task, row in rows.items():
         bounds = (f"10^{float(row[f'log10_{x}']):.1f}" for x in ("theorem", "sharper", "travel"))

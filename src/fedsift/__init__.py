@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedsift import advise, algorithms, codec, data, models, theory
+    from fedsift.errors import Diverged
     from fedsift.optim import Adam
     from fedsift.simulation import Result, simulate
-    from fedsift.task import Diverged
     from fedsift.vector import Layout, Moments
 
 __version__ = "0.1.0"
@@ -36,7 +36,7 @@ __all__ = [
 
 HOMES = {
     "Adam": "optim",
-    "Diverged": "task",
+    "Diverged": "errors",
     "Layout": "vector",
     "Moments": "vector",
     "Result": "simulation",

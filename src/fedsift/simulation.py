@@ -18,9 +18,14 @@ from fedsift.algorithms import Algorithm, fedadam_ssm
 from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Forked, Stacked, Task
 from fedsift.engine.gpu.stacked import PRECISIONS
+from fedsift.errors import Diverged
 from fedsift.federation.memories import OnDisk, SlotFile
-from fedsift.federation.round import Federation, Happened, Snapshot, check_cohort
-from fedsift.task import Data, Diverged, Loss, check_model
+from fedsift.federation.round import Federation, RoundReport, Snapshot, check_cohort
+from fedsift.task import (
+    Data,
+    Loss,
+    check_model,
+)
 from fedsift.vector import Layout, Moments
 
 Record = dict[str, Any]
@@ -222,7 +227,7 @@ def record_of(
     snapshot: Snapshot,
     accuracy: float | None,
     loss: float | None,
-    happened: Happened,
+    happened: RoundReport,
     seconds: float,
 ) -> Record:
     """A round's line of metrics.jsonl; traffic and seconds are totals so far."""

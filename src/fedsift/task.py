@@ -100,10 +100,6 @@ def _distinct_one_by_one(drawn: NDArray[np.int64], last: NDArray[np.int64]) -> N
     return found
 
 
-class Diverged(RuntimeError):
-    """The training left the finite numbers."""
-
-
 def finite(*tensors: Tensor) -> bool:
     """Whether every number is finite.
 

@@ -13,8 +13,8 @@ from fedsift.advise.calibration import (
     next_steps,
 )
 from fedsift.advise.search import LADDERS, Choice, Forecast, Point, Race, climb, crossing
+from fedsift.errors import Diverged
 from fedsift.runs.config import RunConfig
-from fedsift.task import Diverged
 
 
 def made_up(speed):

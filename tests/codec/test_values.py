@@ -56,7 +56,7 @@ def exact_size(coder: ValueCoder, codes: Codes) -> int:
 @given(x=vectors())
 def test_wire_trip_size_and_error(coder: ValueCoder, x: torch.Tensor) -> None:
     n = len(x)
-    codes = coder.quantise(x)
+    codes = coder.quantize(x)
     payload = coder.pack(codes)
     assert len(payload) == exact_size(coder, codes) <= coder.size(n)
     there = coder.unpack(payload, n)
@@ -77,13 +77,13 @@ def test_clients_are_independent(coder: ValueCoder) -> None:
     x = torch.randn(2, 3, 700) * torch.tensor([1.0, 1e-6, 1e3])[:, None]
     if getattr(coder, "stochastic", False):
         coder = replace(coder, stochastic=False)  # type: ignore[type-var]
-    codes = coder.quantise(x)
+    codes = coder.quantize(x)
     stacked = coder.restore(codes, torch.float32)
     assert stacked.shape == x.shape
     assert coder.error_bound(x).shape == x.shape
     for i in range(2):
         for j in range(3):
-            alone = coder.restore(coder.quantise(x[i, j]), torch.float32)
+            alone = coder.restore(coder.quantize(x[i, j]), torch.float32)
             assert torch.equal(stacked[i, j], alone)
 
 
@@ -93,22 +93,22 @@ def test_non_finite_values_are_refused(coder: ValueCoder, bad: float) -> None:
     x = torch.ones(300)
     x[299] = bad
     with pytest.raises(ValueError, match="finite"):
-        coder.quantise(x)
+        coder.quantize(x)
 
 
 def test_scales_must_fit_float32() -> None:
     for coder in (Linear(8), Log(8), Sign()):
         with pytest.raises(ValueError, match="finite"):
-            coder.quantise(torch.tensor([1e39], dtype=torch.float64))
+            coder.quantize(torch.tensor([1e39], dtype=torch.float64))
 
 
 @BY_NAME
 def test_zeros_come_back_as_zeros(coder: ValueCoder) -> None:
     x = torch.zeros(5)
-    assert torch.equal(coder.restore(coder.unpack(coder.pack(coder.quantise(x)), 5), x.dtype), x)
+    assert torch.equal(coder.restore(coder.unpack(coder.pack(coder.quantize(x)), 5), x.dtype), x)
     if not isinstance(coder, Sign):
         x[2] = 3.0
-        assert torch.equal(coder.restore(coder.quantise(x), x.dtype), x)
+        assert torch.equal(coder.restore(coder.quantize(x), x.dtype), x)
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
@@ -116,7 +116,7 @@ def test_floats_saturate(name: str) -> None:
     coder = Float(name)
     largest = torch.finfo(getattr(torch, name)).max
     x = torch.tensor([1e300, -1e300, largest], dtype=torch.float64)
-    restored = coder.restore(coder.quantise(x), torch.float64)
+    restored = coder.restore(coder.quantize(x), torch.float64)
     assert restored.tolist() == [largest, -largest, largest]
     assert (restored - x).abs().le(coder.error_bound(x)).all()
 
@@ -126,18 +126,18 @@ def test_exact_keeps_every_bit(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(100, dtype=torch.float64).to(dtype)
     coder = exact(dtype)
-    assert torch.equal(coder.restore(coder.unpack(coder.pack(coder.quantise(x)), 100), dtype), x)
+    assert torch.equal(coder.restore(coder.unpack(coder.pack(coder.quantize(x)), 100), dtype), x)
     assert not coder.error_bound(torch.zeros(3)).gt(1e-7).any()
 
 
 def test_linear_rounds_half_to_even() -> None:
     x = torch.tensor([7.0, 0.5, 1.5, 2.5, -0.5, -1.5, 3.49])
-    assert Linear(4).quantise(x).codes.tolist() == [7, 0, 2, 2, 0, -2, 3]
+    assert Linear(4).quantize(x).codes.tolist() == [7, 0, 2, 2, 0, -2, 3]
 
 
 def test_linear_blocks_have_their_own_scales() -> None:
     x = torch.cat([torch.full((256,), 100.0), torch.full((10,), 0.01)])
-    codes = Linear(2).quantise(x)
+    codes = Linear(2).quantize(x)
     assert codes.scales is not None
     assert codes.scales.tolist() == [100.0, pytest.approx(0.01)]
     assert torch.equal(Linear(2).restore(codes, torch.float32), x)
@@ -149,7 +149,7 @@ def test_stochastic_rounding_is_unbiased_and_seeded() -> None:
 
     def draw(seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
-        return coder.restore(coder.quantise(x.expand(20_000, 5), generator), torch.float32)
+        return coder.restore(coder.quantize(x.expand(20_000, 5), generator), torch.float32)
 
     assert torch.equal(draw(1), draw(1))
     assert not torch.equal(draw(1), draw(2))
@@ -161,7 +161,7 @@ def test_stochastic_rounding_is_unbiased_and_seeded() -> None:
 
 def test_sign_has_the_norm() -> None:
     x = torch.tensor([[3.0, -4.0], [0.0, 0.0], [-1e30, 1e30]])
-    restored = Sign().restore(Sign().quantise(x), torch.float64)
+    restored = Sign().restore(Sign().quantize(x), torch.float64)
     assert restored[0].tolist() == pytest.approx([12.5**0.5, -(12.5**0.5)], rel=1e-6)
     assert restored.norm(dim=-1).tolist() == pytest.approx(x.double().norm(dim=-1).tolist())
 
@@ -172,7 +172,7 @@ def test_log_codes_are_accurate_over_their_octaves() -> None:
         part = x[x >= 2.0 ** (-2 * (bits - 1))]
         ratio = 2 ** (2 * (bits - 1) / (2 ** (bits - 1) - 2))
         relative = (
-            Log(bits, None).restore(Log(bits, None).quantise(part), part.dtype) / part - 1
+            Log(bits, None).restore(Log(bits, None).quantize(part), part.dtype) / part - 1
         ).abs()
         assert relative.max() <= (ratio - 1) / (ratio + 1) + 1e-6
 
@@ -181,7 +181,7 @@ def test_log_beats_linear_on_many_magnitudes() -> None:
     torch.manual_seed(0)
     v = torch.randn(100_000).exp()
     for bits in (4, 6, 8):
-        log, linear = (c.restore(c.quantise(v), v.dtype) for c in (Log(bits), Linear(bits)))
+        log, linear = (c.restore(c.quantize(v), v.dtype) for c in (Log(bits), Linear(bits)))
         assert ((log - v) / v).abs().mean() < 0.5 * ((linear - v) / v).abs().mean()
 
 
@@ -201,7 +201,7 @@ def test_pack_takes_one_client() -> None:
     x = torch.ones(2, 3)
     for coder in (Sign(), Linear(4)):
         with pytest.raises(ValueError, match="one client"):
-            coder.pack(coder.quantise(x))
+            coder.pack(coder.quantize(x))
         with pytest.raises(ValueError, match="scales"):
             coder.restore(Codes(torch.ones(3, dtype=torch.int8)), torch.float32)
 
@@ -232,7 +232,7 @@ def test_layout_of_the_bytes() -> None:
         "log3": "0000803f" + "3300",  # 3; 4 | 2, as 0.25 is nearer than 1; 0
         "sign": struct.pack("<f", (1.25 / 3) ** 0.5).hex() + "02",
     }
-    found = {name: CODERS[name].pack(CODERS[name].quantise(x)).hex() for name in expected}
+    found = {name: CODERS[name].pack(CODERS[name].quantize(x)).hex() for name in expected}
     assert found == expected
 
 
@@ -257,7 +257,7 @@ def test_random_bytes(coder: ValueCoder, payload: bytes, n: int) -> None:
 
 @BY_NAME
 def test_a_changed_length_is_refused(coder: ValueCoder) -> None:
-    payload = coder.pack(coder.quantise(torch.randn(300)))
+    payload = coder.pack(coder.quantize(torch.randn(300)))
     for changed in (payload[:-1], payload + b"\0", b""):
         with pytest.raises(
             FrameError, match=r"length|as long|unused|truncated|padding|table|encoder"
@@ -271,7 +271,7 @@ def test_a_changed_length_is_refused(coder: ValueCoder) -> None:
 @BY_NAME
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, -0.0, 1e30])
 def test_scales_and_values_are_bounded(coder: ValueCoder, bad: float) -> None:
-    payload = coder.pack(coder.quantise(torch.ones(20)))
+    payload = coder.pack(coder.quantize(torch.ones(20)))
     if isinstance(coder, Float):
         if bad <= 0:
             return
@@ -307,7 +307,7 @@ def test_unused_codes_and_padding() -> None:
 def test_no_step_waits_for_the_device(coder: ValueCoder) -> None:
     """A meta tensor has no data: any step that looked at a value on the host would fail."""
     x = torch.empty(3, 2, 700, device="meta")
-    codes = coder.quantise(x)
+    codes = coder.quantize(x)
     assert codes.codes.shape == x.shape
     assert coder.restore(codes, torch.float32).shape == x.shape
     assert coder.error_bound(x).shape == x.shape
@@ -321,11 +321,11 @@ def test_the_same_on_a_gpu(coder: ValueCoder) -> None:
     if getattr(coder, "stochastic", False):
         return
     torch.cuda.set_sync_debug_mode("default")
-    coder.quantise(x.cuda())  # the first call may build a table
+    coder.quantize(x.cuda())  # the first call may build a table
     on_gpu = x.cuda()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        codes = coder.quantise(on_gpu)
+        codes = coder.quantize(on_gpu)
         restored = coder.restore(codes, torch.float32)
         coder.error_bound(on_gpu)
     finally:
@@ -334,5 +334,5 @@ def test_the_same_on_a_gpu(coder: ValueCoder) -> None:
     assert torch.equal(
         restored.cpu(), coder.restore(Codes(codes.codes.cpu(), scales), torch.float32)
     )
-    close = coder.restore(coder.quantise(x), torch.float32)
+    close = coder.restore(coder.quantize(x), torch.float32)
     assert (restored.cpu() - close).abs().le(2 * coder.error_bound(x)).all()

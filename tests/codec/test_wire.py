@@ -10,7 +10,7 @@ import fedsift
 from fedsift import algorithms
 from fedsift.codec import FrameError, decode, encode
 from fedsift.codec.frame import checksum
-from fedsift.federation.round import TooFewClients
+from fedsift.errors import TooFewClients
 from fedsift.simulation import prepare
 from problems import ridge
 

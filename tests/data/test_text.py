@@ -51,7 +51,7 @@ def test_the_test_set_is_of_documents_that_nobody_trains_on(stdlib):
     assert int(stdlib.documents.max()) + 1 == len(kept)
     whole = "\0".join(read(text.codes_of(d.text)) for d in kept)
     shared = sum(read(sample.tolist()) in whole for sample in x_test)
-    assert shared < len(x_test) / 20  # a licence may stand in two modules
+    assert shared < len(x_test) / 20  # a license may stand in two modules
 
 
 def test_every_code_is_one_of_the_alphabet(stdlib):

@@ -21,10 +21,12 @@ from fedsift.engine import Forked, Reference, Stacked
 from fedsift.engine.contract import Job
 from fedsift.engine.gpu.steps import ByStreams, ByVmap, Work, can_vmap
 from fedsift.engine.processes import forked
-from fedsift.engine.processes.messages import WorkerDied
+from fedsift.errors import Diverged, WorkerDied
 from fedsift.models.transformer import Attention
 from fedsift.simulation import prepare
-from fedsift.task import Diverged, Task
+from fedsift.task import (
+    Task,
+)
 from problems import ridge
 
 CUDA = torch.cuda.is_available()

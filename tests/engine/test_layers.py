@@ -107,7 +107,7 @@ def test_pooling_gives_ties_to_the_first(size, relu):
 
 
 @pytest.mark.parametrize("relu", [False, True])
-def test_group_normalisation_and_its_gradients(relu):
+def test_group_normalization_and_its_gradients(relu):
     torch.manual_seed(0)
     x = (3 + rand(CLIENTS, 3, 5, 5, 64)).requires_grad_()
     scale, bias = rand(CLIENTS, 64), rand(CLIENTS, 64)

@@ -14,8 +14,11 @@ from torch.utils.data import TensorDataset
 import fedsift
 from fedsift import algorithms
 from fedsift.engine.contract import Job
+from fedsift.errors import Diverged
 from fedsift.simulation import prepare
-from fedsift.task import Diverged, distinct
+from fedsift.task import (
+    distinct,
+)
 from problems import ridge
 
 METHOD = algorithms.fedadam_ssm(density=0.3, local_steps=2)

@@ -19,14 +19,16 @@ from fedsift.algorithms import METHODS, Algorithm, find, settings_of
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.header import read_header
 from fedsift.codec.update import Update
-from fedsift.federation.round import TooFewClients
+from fedsift.errors import ConfigError, TooFewClients
 from fedsift.flower import FedSift, arrays_of, client_app, exchange
 from fedsift.flower.arrays import flat
 from fedsift.flower.client import deadline
 from fedsift.flower.protocol import Answer, Malformed, packed
 from fedsift.flower.store import Kept, Store
 from fedsift.runs import federation_of
-from fedsift.runs.config import ConfigError, RunConfig
+from fedsift.runs.config import (
+    RunConfig,
+)
 from fedsift.simulation import first, play
 from fedsift.vector import Layout, Moments
 

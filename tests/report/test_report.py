@@ -1,4 +1,4 @@
-"""The report of runs: what it reads, how it summarises, and that a real browser draws it."""
+"""The report of runs: what it reads, how it summarizes, and that a real browser draws it."""
 
 import json
 import re
@@ -11,11 +11,11 @@ import pytest
 
 from chromium import chromium, find_chromium
 from fedsift.cli.commands import main
+from fedsift.errors import ConfigError
 from fedsift.report.charts import Block, View
 from fedsift.report.collect import Spread, find_runs, likely_target, order, read_run
 from fedsift.report.html import FIGURES, write_report
-from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go, summarise
-from fedsift.runs.config import ConfigError
+from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go, summarize
 
 METHODS = ("fedadam-ssm", "fedadam-top", "fedadam", "efficient-adam")
 SEEDS = (0, 1)
@@ -27,7 +27,7 @@ def trained(path, **values):
     config = RunConfig.from_values({"clients": 4, "rounds": ROUNDS, **values})
     folder, federation = RunFolder.create(path, config), federation_of(config)
     history = list(go(folder, federation, begin(folder, federation), config.rounds))
-    folder.finish(summarise(config, federation, history))
+    folder.finish(summarize(config, federation, history))
     return path
 
 
@@ -125,17 +125,17 @@ def test_a_methods_variants_are_named_by_what_they_differ_in(runs, tmp_path):
         "fedadam",
         "fedadam-ssm · density 0.2",
     ]
-    looks = [(g.colour, g.dash) for g in task.groups]
+    looks = [(g.color, g.dash) for g in task.groups]
     assert looks[0][0] == looks[2][0] != looks[1][0]
     assert len(set(looks)) == 3
 
 
-def test_a_method_has_one_colour_in_every_report(runs):
-    colours = [
-        {g.name: g.colour for g in order(shown(runs, *names))[0].groups}
+def test_a_method_has_one_color_in_every_report(runs):
+    colors = [
+        {g.name: g.color for g in order(shown(runs, *names))[0].groups}
         for names in (("fedadam-0", "fedadam-ssm-0"), ("fedadam-ssm-1", "fedadam-top-0"))
     ]
-    assert colours[0]["fedadam-ssm"] == colours[1]["fedadam-ssm"]
+    assert colors[0]["fedadam-ssm"] == colors[1]["fedadam-ssm"]
 
 
 def test_the_target_of_a_comparison_is_its_own_and_else_one_that_is_reached(runs, page, tmp_path):
@@ -310,7 +310,7 @@ def test_the_report_is_drawn_without_complaint_and_without_the_network(look, pag
 
 
 def ink(browser):
-    """The colour of an axis' numbers, once the page has seen the last change."""
+    """The color of an axis' numbers, once the page has seen the last change."""
     browser.value("new Promise(seen => setTimeout(seen, 300))")
     return browser.value("getComputedStyle(document.querySelector('.xtick text')).fill")
 
@@ -325,7 +325,7 @@ def test_the_figures_follow_the_readers_preference(page, browser):
     assert browser.complaints() == []
 
 
-def test_it_prints_in_light_colours_and_comes_back(page, browser, tmp_path):
+def test_it_prints_in_light_colors_and_comes_back(page, browser, tmp_path):
     browser.open(page, dark=True)
     before = ink(browser)
     seen = "window.seen = []; addEventListener('beforeprint', () => seen.push({ink}))".replace(

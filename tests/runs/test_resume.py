@@ -20,7 +20,7 @@ import fedsift
 from fedsift.cli.commands import main
 from fedsift.federation.round import Federation
 from fedsift.runs import RunFolder
-from fedsift.runs.config import ConfigError
+from fedsift.errors import ConfigError
 from fedsift.runs.disk import load_tensors, save_tensors
 
 ROUNDS = 40

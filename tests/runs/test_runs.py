@@ -18,7 +18,7 @@ from fedsift.cli.commands import main
 from fedsift.federation.round import Federation
 from fedsift.report.collect import read_run
 from fedsift.runs import RunConfig, RunFolder, begin, disk, federation_of, go
-from fedsift.runs.config import ConfigError
+from fedsift.errors import ConfigError
 from fedsift.vector import Layout
 
 CONFIG = RunConfig.from_values({"algorithm": "efficient-adam", "clients": 4, "rounds": 5})

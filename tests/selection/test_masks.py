@@ -7,7 +7,7 @@ from hypothesis.extra.numpy import arrays
 from torch import nn
 
 from fedsift.selection.masks import (
-    kept,
+    num_kept,
     rand_k,
     threshold,
     top_k,
@@ -42,7 +42,7 @@ def test_top_k_is_the_plain_one_for_any_input(x, data):
 @given(matrices, st.floats(1e-6, 1.0))
 def test_every_mask_has_exactly_k_ones(x, density):
     rows = torch.from_numpy(x)
-    k = kept(density, x.shape[1])
+    k = num_kept(density, x.shape[1])
     delta = Moments(rows, rows.flip(-1), rows.square().clamp(max=3e38))
     random = rand_k(rows, k, torch.Generator().manual_seed(0))
     for mask in (top_k(rows, k), top_k_union(delta, k), *top_k_separate(delta, k), random):
@@ -109,7 +109,7 @@ def test_k_outside_its_range_is_refused(k):
 @pytest.mark.parametrize("density", [0.0, -0.1, 1.1, float("nan")])
 def test_density_outside_its_range_is_refused(density):
     with pytest.raises(ValueError, match=r"density must be in \(0, 1\]"):
-        kept(density, 10)
+        num_kept(density, 10)
 
 
 @pytest.mark.parametrize("v", [-1.0, float("nan")])

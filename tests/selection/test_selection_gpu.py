@@ -49,7 +49,7 @@ def test_short_rows(x, data):
 @pytest.mark.parametrize("decimals", [0, 9])
 def test_short_rows_of_many_warps(d, decimals):
     x = torch.randn(2, d, generator=torch.Generator().manual_seed(0)).round(decimals=decimals)
-    for k in (1, masks.kept(0.05, d), d - 3, d):
+    for k in (1, masks.num_kept(0.05, d), d - 3, d):
         same(x, k, gpu_select.short_top_k)
         chosen = by_order(x, k)
         found = gpu_select.positions(chosen.to(DEVICE), k)
@@ -68,7 +68,7 @@ def test_long_rows(x, data):
 @pytest.mark.parametrize("decimals", [0, 1, 9])
 def test_rows_of_several_blocks_with_many_ties(density, decimals):
     x = torch.randn(2, 9001, generator=torch.Generator().manual_seed(0)).round(decimals=decimals)
-    same(x, masks.kept(density, 9001), gpu_select.long_top_k)
+    same(x, masks.num_kept(density, 9001), gpu_select.long_top_k)
 
 
 @settings(max_examples=12)

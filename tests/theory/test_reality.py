@@ -6,7 +6,7 @@ from torch import nn
 
 import fedsift
 from fedsift.algorithms import fedadam, fedadam_ssm
-from fedsift.selection.masks import kept, top_k
+from fedsift.selection.masks import num_kept, top_k
 from fedsift.task import Task
 from fedsift.theory.deviation import deviation_recurrence
 from fedsift.theory.objective import Objective
@@ -93,7 +93,7 @@ def test_the_deviation_starts_from_the_error_of_the_weights():
 def test_the_second_form_is_no_smaller_than_the_first():
     *_, before, after = watch(task_of(ridge(2)), fedadam_ssm(density=0.3, local_steps=2), 3)
     share = before.weights / before.weights.sum()
-    mask = top_k(before.delta.w, kept(0.3, before.delta.w.shape[1]))
+    mask = top_k(before.delta.w, num_kept(0.3, before.delta.w.shape[1]))
     for x, error in zip(before.delta, after.errors, strict=True):
         assert float(share @ (x * ~mask).norm(dim=-1)) >= error - 1e-12
 

@@ -11,6 +11,7 @@ from fedsift.advise.search import LADDERS, Choice, Curve, Forecast, Point, Race,
 from fedsift.algorithms import fedadam_ssm
 from fedsift.data import deal, load
 from fedsift.engine import Task
+from fedsift.errors import Diverged
 from fedsift.federation.round import Federation, Snapshot
 from fedsift.models import build
 from fedsift.runs.compare import mibit
@@ -18,7 +19,9 @@ from fedsift.runs.config import RunConfig
 from fedsift.runs.run import check_output
 from fedsift.seeding import stream
 from fedsift.simulation import Record, engine_for, play
-from fedsift.task import Diverged, check_model
+from fedsift.task import (
+    check_model,
+)
 from fedsift.vector import Layout
 
 HELD_OUT = 5

@@ -1,7 +1,7 @@
 """Efficient-Adam: local moments that are never sent, and b-bit steps with error feedback both ways.
 
 C. Chen, L. Shen, W. Liu and Z.-Q. Luo, "Efficient-Adam: Communication-Efficient Distributed Adam",
-2022 (arXiv 2205.14473). One local step a round; the quantiser here is uniform with one scale.
+2022 (arXiv 2205.14473). One local step a round; the quantizer here is uniform with one scale.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsift.adam import adam_step, direction
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
-from fedsift.codec.update import Parts, dense, left_of
+from fedsift.codec.update import Parts, dense, residual_after
 from fedsift.codec.values import Linear
 from fedsift.vector import Moments
 
@@ -35,20 +35,20 @@ def efficient_adam(
     def begin(state: Moments, memory: Memory) -> Moments:
         return Moments(state.w, memory["m"], memory["v"])
 
-    def quantise(wanted: Tensor) -> tuple[Parts, Tensor]:
+    def quantize(wanted: Tensor) -> tuple[Parts, Tensor]:
         coder = Linear(bits, block=None, wide=wanted.dtype.itemsize > 4)
         (part,) = dense({"w": wanted}, coder)
-        return (part,), left_of(wanted, part, "w")
+        return (part,), residual_after(wanted, part, "w")
 
     def send(
         context: Context, start: Moments, end: Moments, memory: Memory
     ) -> tuple[Parts, Memory]:
         update = -lr * direction(end.m, end.v, eps)
-        parts, residual = quantise(update + memory["residual"])
+        parts, residual = quantize(update + memory["residual"])
         return parts, {"m": end.m, "v": end.v, "residual": residual}
 
     def broadcast(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
-        parts, residual = quantise(mean.w[None] + memory["residual"])
+        parts, residual = quantize(mean.w[None] + memory["residual"])
         return parts, {"residual": residual}
 
     step = partial(adam_step, lr=lr, beta1=beta1, beta2=beta2, eps=eps)

@@ -17,7 +17,7 @@ from fedsift.adam import adam_step
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
 from fedsift.codec.update import Parts, moments, sparse
-from fedsift.selection.masks import kept, top_k
+from fedsift.selection.masks import num_kept, top_k
 from fedsift.vector import Moments
 
 SharedMask = Callable[[Moments, Moments, int], Tensor]
@@ -58,7 +58,7 @@ def shared_mask_fedadam(
     def send(
         context: Context, start: Moments, end: Moments, memory: Memory
     ) -> tuple[Parts, Memory]:
-        k = kept(density, context.d)
+        k = num_kept(density, context.d)
         chosen = mask(start, end, k)
         return sparse(moments(end), chosen, since=moments(start), k=k), memory
 
@@ -72,5 +72,5 @@ def shared_mask_bits(density: float, d: int) -> float:
     >>> round(shared_mask_bits(0.05, 21_840) / 2**20, 4)
     0.115
     """
-    k = kept(density, d)
+    k = num_kept(density, d)
     return min(3 * k * Q + d, k * (3 * Q + math.log2(d)))

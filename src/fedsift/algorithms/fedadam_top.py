@@ -13,7 +13,7 @@ from fedsift.adam import adam_step
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
 from fedsift.codec.update import Parts, sparse
-from fedsift.selection.masks import kept, top_k_separate
+from fedsift.selection.masks import num_kept, top_k_separate
 from fedsift.vector import Moments
 
 
@@ -35,7 +35,7 @@ def fedadam_top(
     def send(
         context: Context, start: Moments, end: Moments, memory: Memory
     ) -> tuple[Parts, Memory]:
-        delta, k = end - start, kept(density, context.d)
+        delta, k = end - start, num_kept(density, context.d)
         masks = top_k_separate(delta, k)
         parts = (
             *sparse({"w": delta.w}, masks.w, k=k),
@@ -54,5 +54,5 @@ def separate_mask_bits(density: float, d: int) -> float:
     >>> separate_mask_bits(1.0, 64)
     6336.0
     """
-    k = kept(density, d)
+    k = num_kept(density, d)
     return float(min(3 * (k * Q + d), 3 * k * (Q + math.log2(d))))

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsift.adam import direction, first_moment
 from fedsift.algorithms.fedadam import Q, fedadam
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, method
-from fedsift.codec.update import Parts, dense, left_of
+from fedsift.codec.update import Parts, dense, residual_after
 from fedsift.codec.values import Sign
 from fedsift.vector import Moments
 
@@ -60,4 +60,4 @@ def one_bit(m: Tensor, memory: Memory) -> tuple[Parts, Memory]:
     """Compress m plus what was lost before; keep what is lost now (both ways the same)."""
     wanted = m + memory["residual"]
     (part,) = dense({"m": wanted}, Sign(wide=wanted.dtype.itemsize > 4))
-    return (part,), {"residual": left_of(wanted, part, "m")}
+    return (part,), {"residual": residual_after(wanted, part, "m")}

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from fedsift.adam import clipped_adam_step
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, method
-from fedsift.codec.update import Parts, Role, left_of, sparse
+from fedsift.codec.update import Parts, Role, residual_after, sparse
 from fedsift.codec.values import Linear, Log, ValueCoder
-from fedsift.selection.masks import kept, top_k
+from fedsift.selection.masks import num_kept, top_k
 from fedsift.vector import Moments
 
 V_BITS = 4
@@ -64,14 +64,14 @@ def sift(
         context: Context, start: Moments, end: Moments, memory: Memory
     ) -> tuple[Parts, Memory]:
         wanted = end.w - start.w + decay * memory["residual"]
-        parts, (residual, _) = sifted(wanted, end.v - start.v, kept(density, context.d), bits)
+        parts, (residual, _) = sifted(wanted, end.v - start.v, num_kept(density, context.d), bits)
         return parts, {"residual": residual}
 
     def broadcast(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
         velocity = momentum * memory["velocity"] + mean.w
         ahead = momentum * velocity + mean.w  # where the next round's velocity would lead
         w, v = ahead + memory["residual"], mean.v + memory["residual_v"]
-        parts, (of_w, of_v) = sifted(w, v, kept(down_density, context.d), bits)
+        parts, (of_w, of_v) = sifted(w, v, num_kept(down_density, context.d), bits)
         lag = lag_after(context.round, average, memory["lag"], step=w - of_w)
         return parts, {"velocity": velocity, "residual": of_w, "residual_v": of_v, "lag": lag}
 
@@ -79,7 +79,7 @@ def sift(
         return state.w + memory["lag"][0]
 
     def paper_bits(d: int) -> float:
-        return kept(density, d) * (bits + V_BITS + math.log2(d))
+        return num_kept(density, d) * (bits + V_BITS + math.log2(d))
 
     # M is never sent: the global M, with which every round starts, stays 0.
     @cache
@@ -124,4 +124,4 @@ def sifted(w: Tensor, v: Tensor, k: int, bits: int) -> tuple[Parts, tuple[Tensor
     wide = w.dtype.itemsize > 4
     coders: dict[Role, ValueCoder] = {"w": Linear(bits, wide=wide), "v": Log(V_BITS, wide=wide)}
     (part,) = sparse({"w": w, "v": v}, top_k(w, k), coders, k=k)
-    return (part,), (left_of(w, part, "w"), left_of(v, part, "v"))
+    return (part,), (residual_after(w, part, "w"), residual_after(v, part, "v"))

@@ -12,7 +12,7 @@ from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.fedsgd import sgd_step
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
 from fedsift.codec.update import Parts, sparse
-from fedsift.selection.masks import kept, top_k
+from fedsift.selection.masks import num_kept, top_k
 from fedsift.vector import Moments
 
 
@@ -27,11 +27,11 @@ def sparse_fedsgd(density: float = 0.05, local_steps: int = 30, lr: float = 1e-3
     def send(
         context: Context, start: Moments, end: Moments, memory: Memory
     ) -> tuple[Parts, Memory]:
-        delta, k = end.w - start.w, kept(density, context.d)
+        delta, k = end.w - start.w, num_kept(density, context.d)
         return sparse({"w": delta}, top_k(delta, k), k=k), memory
 
     def bits(d: int) -> float:
-        k = kept(density, d)
+        k = num_kept(density, d)
         return min(k * Q + d, k * (Q + math.log2(d)))
 
     return Algorithm(always(Phase(local_steps, partial(sgd_step, lr=lr), send, bits)))

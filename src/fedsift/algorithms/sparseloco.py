@@ -4,7 +4,7 @@ A. Sarfi, B. Thérien, J. Lidin and E. Belilovsky, "Communication Efficient LLM 
 SparseLoCo", 2025 (arXiv 2508.15706). The error decays by 0.95, 64 of every 4096 coordinates are
 sent, and the outer learning rate is 1.
 
-Here the inner optimiser is this project's Adam, without weight decay, so that the methods differ in
+Here the inner optimizer is this project's Adam, without weight decay, so that the methods differ in
 what they send alone. Clients are weighted as everywhere. Two bits hold -s, 0 and s, where s is the
 mean magnitude of 256 values. The paper's replicas all gather each other's messages; here the server
 sends the mean down, exactly, where any client sent something.
@@ -21,9 +21,9 @@ from torch import Tensor
 from fedsift.adam import adam_step
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
-from fedsift.codec.update import Coded, Part, Parts, left_of, sparse
+from fedsift.codec.update import Coded, Part, Parts, residual_after, sparse
 from fedsift.codec.values import Linear
-from fedsift.selection.masks import kept_per_chunk, top_k_per_chunk
+from fedsift.selection.masks import num_kept_per_chunk, top_k_per_chunk
 from fedsift.vector import Moments
 
 CHUNK = 4096
@@ -56,13 +56,13 @@ def sparseloco(
     ) -> tuple[Parts, Memory]:
         wanted = decay * memory["residual"] + end.w - start.w
         part = in_two_bits(wanted, top_k_per_chunk(wanted, density, CHUNK), k=kept_of(context.d))
-        return (part,), {"m": end.m, "v": end.v, "residual": left_of(wanted, part, "w")}
+        return (part,), {"m": end.m, "v": end.v, "residual": residual_after(wanted, part, "w")}
 
     def apply(state: Moments, received: Moments) -> Moments:
         return state._replace(w=state.w + outer_lr * received.w)
 
     def kept_of(d: int) -> int:
-        return kept_per_chunk(density, d, CHUNK)
+        return num_kept_per_chunk(density, d, CHUNK)
 
     def paper_bits(d: int) -> float:
         k = kept_of(d)

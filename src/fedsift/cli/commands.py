@@ -36,15 +36,15 @@ from fedsift.cli.theory import advise, bounds
 from fedsift.codec.inspect import dissect
 from fedsift.data.files import use_existing_data_folder
 from fedsift.engine.gpu.stacked import PRECISIONS
-from fedsift.engine.processes.messages import WorkerDied
 from fedsift.engine.processes.torchrun import joined, rank
-from fedsift.federation.round import TooFewClients
+from fedsift.errors import ConfigError, Diverged, TooFewClients, WorkerDied
 from fedsift.models import MODELS
 from fedsift.runs.compare import configs_of, names_of
-from fedsift.runs.config import ConfigError, RunConfig
+from fedsift.runs.config import (
+    RunConfig,
+)
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import environment, federation_of, follow
-from fedsift.task import Diverged
 
 app = empty_app()
 
@@ -202,7 +202,7 @@ def report(
 ) -> None:
     """Draw runs together in one HTML file that needs no network.
 
-    Runs that differ in their seed alone are summarised by mean and spread. A run that is still
+    Runs that differ in their seed alone are summarized by mean and spread. A run that is still
     going on, or was stopped, is shown as far as it has come.
 
     For example:

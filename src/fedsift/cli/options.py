@@ -14,8 +14,13 @@ import typer
 from fedsift.algorithms import METHODS
 from fedsift.data import DATASETS
 from fedsift.data.files import use_existing_data_folder
+from fedsift.errors import ConfigError
 from fedsift.models import MODELS
-from fedsift.runs.config import ConfigError, RunConfig, check_type, read_values
+from fedsift.runs.config import (
+    RunConfig,
+    check_type,
+    read_values,
+)
 
 METHOD_NAMES = ", ".join(sorted(METHODS))
 MODEL_HELP = (

@@ -12,8 +12,10 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from fedsift.cli.terminal import bar, comparison_table, err, out, say_where, summary_table
-from fedsift.engine.processes.messages import WorkerDied
-from fedsift.federation.round import Federation, TooFewClients
+from fedsift.errors import Diverged, TooFewClients, WorkerDied
+from fedsift.federation.round import (
+    Federation,
+)
 from fedsift.report.collect import Shown, find_runs, read_run
 from fedsift.report.figures import accuracy_figure
 from fedsift.report.html import report_on, write_report
@@ -22,10 +24,9 @@ from fedsift.runs.compare import csv_of, table_of
 from fedsift.runs.config import RunConfig
 from fedsift.runs.disk import replace_file
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.run import begin, federation_of, go, summarise
+from fedsift.runs.run import begin, federation_of, go, summarize
 from fedsift.runs.tensorboard import logged
 from fedsift.simulation import Record
-from fedsift.task import Diverged
 
 Run = tuple[RunFolder, RunConfig]
 
@@ -115,7 +116,7 @@ def _finish_run(folder: RunFolder, config: RunConfig, federation: Federation, ag
         for record in logged(records, folder.path) if config.tensorboard else records:
             history.append(record)
             step(record)
-    summary = summarise(config, federation, history)
+    summary = summarize(config, federation, history)
     folder.finish(summary)
     return read_run(folder.path)
 

@@ -220,7 +220,7 @@ def settle(device: str) -> None:
 
 
 def work_of(name: str, federation: Federation) -> tuple[float, float]:
-    """A round's floating-point operations, and the bytes its optimiser moves."""
+    """A round's floating-point operations, and the bytes its optimizer moves."""
     model = build(name, MODELS[name].shape, seed=0)
     flops = CLIENTS * STEPS * BATCH * flops_of(model, federation.task.clients[0][0][:1].cpu())
     layout = federation.task.layout

@@ -102,7 +102,7 @@ class Blocked:
         """``len(pack(...))`` of each client's codes (clients, n), counted where these are.
 
         >>> x = torch.tensor([[7.0, 7.0, 7.0, 7.0, 7.0], [1.0, 2.0, 3.0, 4.0, 5.0]])
-        >>> Linear(4).sizes(Linear(4).quantise(x)).tolist(), Linear(4).size(5)
+        >>> Linear(4).sizes(Linear(4).quantize(x)).tolist(), Linear(4).size(5)
         ([6, 7], 7)
         """
         n = codes.codes.shape[-1]
@@ -136,7 +136,7 @@ class Linear(Blocked):
     integers around s x / scale, x is the mean of what comes back, and |error| <= scale / s.
 
     >>> coder = Linear(4)
-    >>> coder.restore(coder.quantise(torch.tensor([7.0, -3.2, 0.4])), torch.float32)
+    >>> coder.restore(coder.quantize(torch.tensor([7.0, -3.2, 0.4])), torch.float32)
     tensor([ 7., -3.,  0.])
     """
 
@@ -145,7 +145,7 @@ class Linear(Blocked):
     prefix: ClassVar[str] = "int"
     kind: ClassVar[int] = 0x10
 
-    def quantise(self, x: Tensor, generator: torch.Generator | None = None) -> Codes:
+    def quantize(self, x: Tensor, generator: torch.Generator | None = None) -> Codes:
         """Turn values (..., n) into codes."""
         scales, ratio = self._scaled(x)
         steps = ratio * self._top
@@ -176,14 +176,14 @@ class Log(Blocked):
     max(|x| (r - 1) / (r + 1), half the lowest level); for b = 2, L = 1 it is scale / 2.
 
     >>> coder = Log(4)
-    >>> coder.restore(coder.quantise(torch.tensor([1.0, 0.26, -0.01, 0.0])), torch.float32)
+    >>> coder.restore(coder.quantize(torch.tensor([1.0, 0.26, -0.01, 0.0])), torch.float32)
     tensor([ 1.0000,  0.2500, -0.0156,  0.0000])
     """
 
     prefix: ClassVar[str] = "log"
     kind: ClassVar[int] = 0x20
 
-    def quantise(self, x: Tensor, generator: torch.Generator | None = None) -> Codes:
+    def quantize(self, x: Tensor, generator: torch.Generator | None = None) -> Codes:
         """Turn values (..., n) into codes."""
         scales, ratio = self._scaled(x)
         levels = _levels(self.bits, x.device).to(ratio.dtype)

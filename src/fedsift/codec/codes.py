@@ -18,7 +18,7 @@ WIDE = 0x80  # the bit of a wire id that says that scales are float64
 
 @dataclass(frozen=True)
 class Codes:
-    """Quantised values: codes (..., n), and scales (..., blocks) if the coder has any."""
+    """Quantized values: codes (..., n), and scales (..., blocks) if the coder has any."""
 
     codes: Tensor
     scales: Tensor | None = None
@@ -35,7 +35,7 @@ class ValueCoder(Protocol):
     def wire_id(self) -> int:
         """16 bits that name the coder in a frame: see :func:`from_wire_id`."""
 
-    def quantise(self, x: Tensor, generator: torch.Generator | None = None) -> Codes:
+    def quantize(self, x: Tensor, generator: torch.Generator | None = None) -> Codes:
         """Turn values (..., n) into codes; non-finite ones raise ``ValueError`` on the CPU."""
 
     def restore(self, codes: Codes, dtype: torch.dtype) -> Tensor:
@@ -51,7 +51,7 @@ class ValueCoder(Protocol):
         """Read n codes; raise :class:`FrameError` unless all are valid and at most max_abs."""
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """Bound |restore(quantise(x)) - x| for each coordinate, restored in float32 or wider."""
+        """Bound |restore(quantize(x)) - x| for each coordinate, restored in float32 or wider."""
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -61,7 +61,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 def require_finite(x: Tensor) -> None:
     """Refuse to code what is not a number."""
-    # On a GPU this would synchronise it with the host; there the engine checks, once a round.
+    # On a GPU this would synchronize it with the host; there the engine checks, once a round.
     if x.device.type == "cpu" and not bool(torch.isfinite(x).all()):
         raise NotFiniteError("values must be finite, and so must their scales")
 

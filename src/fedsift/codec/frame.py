@@ -148,7 +148,7 @@ def _part_headers(part: Part, layout: Layout) -> list[PartHeader]:
     about, coders = _about(part, layout)
     values = [coded.sizes for coded in part.values.values()]
     masks: list[tuple[IndexCoder | None, int]] = [(None, 0)] * len(values[0])
-    if part.indices is not None:  # synchronises a GPU, which has the values' sizes ready, too
+    if part.indices is not None:  # synchronizes a GPU, which has the values' sizes ready, too
         masks = [*shortest_sizes(part.indices, layout.d, layout.starts)]
     by_client = zip(*(sizes.tolist() for sizes in values), strict=True)
     return [

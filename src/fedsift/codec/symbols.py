@@ -38,7 +38,7 @@ def count(codes: Tensor, bits: int) -> Tensor:
 
 
 def _scattered(codes: Tensor, bits: int) -> Tensor:
-    """The same for a GPU: it does not synchronise with the host, and needs little memory."""
+    """The same for a GPU: it does not synchronize with the host, and needs little memory."""
     clients, n = codes.shape
     seen = torch.zeros(clients, _LANES << bits, dtype=torch.int64, device=codes.device)
     one = torch.ones(1, 1, dtype=torch.int64, device=codes.device)

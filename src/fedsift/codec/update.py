@@ -36,9 +36,9 @@ class Coded:
     def of(
         cls, x: Tensor, coder: ValueCoder | None = None, generator: Generator | None = None
     ) -> Coded:
-        """Quantise x; without a coder every bit of it is kept."""
+        """Quantize x; without a coder every bit of it is kept."""
         coder = coder or exact(x.dtype)
-        return cls(coder, coder.quantise(x, generator), x.dtype)
+        return cls(coder, coder.quantize(x, generator), x.dtype)
 
     def restore(self) -> Tensor:
         """The values as their receiver sees them."""
@@ -149,7 +149,7 @@ def sparse(
 ) -> Parts:
     """The masked coordinates of the given tensors, all under one mask.
 
-    ``k``: how many each client keeps, if that is known; without it a GPU must synchronise with the
+    ``k``: how many each client keeps, if that is known; without it a GPU must synchronize with the
     host to count them.
     ``since`` holds what is subtracted from the tensors, at these coordinates only.
 
@@ -183,11 +183,11 @@ def _values_at(indices: Tensor, x: Tensor, since: Tensor | None) -> Tensor:
     return x.gather(-1, indices) - since.gather(-1, indices)
 
 
-def left_of(x: Tensor, part: Part, role: Role) -> Tensor:
+def residual_after(x: Tensor, part: Part, role: Role) -> Tensor:
     """What of x ``(clients, d)`` the receiver of a part does not get.
 
     >>> (part,) = sparse({"w": torch.tensor([[1.0, 2.0]])}, torch.tensor([[False, True]]))
-    >>> left_of(torch.tensor([[1.0, 2.0]]), part, "w").tolist()
+    >>> residual_after(torch.tensor([[1.0, 2.0]]), part, "w").tolist()
     [[1.0, 0.0]]
     """
     sent = part.values[role].restore()

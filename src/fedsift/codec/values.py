@@ -1,7 +1,7 @@
 """The values of the kept coordinates, as codes and as bytes.
 
 Every coder works on tensors (..., n) whose leading axes are clients, on any device; ``pack`` and
-``unpack`` take one client's codes on the CPU. A simulation restores what it has quantised, a
+``unpack`` take one client's codes on the CPU. A simulation restores what it has quantized, a
 deployment restores what it has unpacked, and both get the same numbers, bit for bit.
 """
 
@@ -63,7 +63,7 @@ class Float:
     bfloat16, float16; above the largest number M it is |x| - M. Bytes: n numbers, little endian.
 
     >>> coder = Float("bfloat16")
-    >>> coder.restore(coder.quantise(torch.tensor([1.001, -3.0])), torch.float32)
+    >>> coder.restore(coder.quantize(torch.tensor([1.001, -3.0])), torch.float32)
     tensor([ 1., -3.])
     """
 
@@ -82,7 +82,7 @@ class Float:
     def _dtype(self) -> torch.dtype:
         return _DTYPES[self.name]
 
-    def quantise(self, x: Tensor, generator: torch.Generator | None = None) -> Codes:
+    def quantize(self, x: Tensor, generator: torch.Generator | None = None) -> Codes:
         """Turn values (..., n) into codes."""
         require_finite(x)
         limit = torch.finfo(self._dtype).max
@@ -133,7 +133,7 @@ class Sign:
     1 for negative, the lowest bit of a byte first. The scale is float32, or float64 if ``wide``.
 
     >>> coder = Sign()
-    >>> coder.restore(coder.quantise(torch.tensor([3.0, -4.0, 0.0, 0.0])), torch.float32)
+    >>> coder.restore(coder.quantize(torch.tensor([3.0, -4.0, 0.0, 0.0])), torch.float32)
     tensor([ 2.5000, -2.5000,  2.5000,  2.5000])
     """
 
@@ -150,7 +150,7 @@ class Sign:
     def _scale(self) -> torch.dtype:
         return torch.float64 if self.wide else torch.float32
 
-    def quantise(self, x: Tensor, generator: torch.Generator | None = None) -> Codes:
+    def quantize(self, x: Tensor, generator: torch.Generator | None = None) -> Codes:
         """Turn values (..., n) into codes."""
         n = x.shape[-1]
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
@@ -182,7 +182,7 @@ class Sign:
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Bound the error of each coordinate."""
-        scale = scales_of(self.quantise(x)).to(x.dtype)
+        scale = scales_of(self.quantize(x)).to(x.dtype)
         return (x.abs() - scale).abs() + scale * ROUNDING + TINY
 
 

@@ -54,9 +54,9 @@ def dirichlet(labels: NDArray[np.int64], clients: int, seed: int, theta: float) 
 
 
 def documents(labels: NDArray[np.int64], clients: int, seed: int) -> list[Rows]:
-    """Whole documents (or classes) to each client: as many to each, neighbours together.
+    """Whole documents (or classes) to each client: as many to each, neighbors together.
 
-    Neighbours are alike, as the modules of a package are. The seed says where the first client
+    Neighbors are alike, as the modules of a package are. The seed says where the first client
     begins.
 
     >>> rows = documents(np.array([0, 0, 0, 1, 2, 2, 3]), 2, seed=0)

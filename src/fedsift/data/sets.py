@@ -1,4 +1,4 @@
-"""Data sets by name: images as normalised tensors, text as codes of its characters."""
+"""Data sets by name: images as normalized tensors, text as codes of its characters."""
 
 from __future__ import annotations
 
@@ -63,22 +63,22 @@ def digits() -> Dataset:
     order = torch.from_numpy(stream(0, "digits split").permutation(len(images)))
     cut = len(images) // 5
     test, train = order[:cut], order[cut:]
-    x, x_test = normalised(images[train], images[test])
+    x, x_test = normalized(images[train], images[test])
     return Dataset("digits", (x, labels[train]), (x_test, labels[test]))
 
 
 def fashion_mnist() -> Dataset:
-    """Fashion-MNIST: 60,000 and 10,000 grey images of 28 × 28."""
+    """Fashion-MNIST: 60,000 and 10,000 gray images of 28 × 28."""
     return _images("fashion-mnist", read_fashion_mnist("train"), read_fashion_mnist("t10k"))
 
 
 def cifar10() -> Dataset:
-    """CIFAR-10: 50,000 and 10,000 colour images of 32 × 32."""
+    """CIFAR-10: 50,000 and 10,000 color images of 32 × 32."""
     return _images("cifar-10", read_cifar10("data"), read_cifar10("test"))
 
 
 def svhn() -> Dataset:
-    """SVHN's cropped digits: 73,257 and 26,032 colour images of 32 × 32."""
+    """SVHN's cropped digits: 73,257 and 26,032 color images of 32 × 32."""
     return _images("svhn", read_svhn("train"), read_svhn("test"))
 
 
@@ -89,7 +89,7 @@ def python_stdlib() -> Dataset:
 
 
 def _images(name: str, train: Images, test: Images) -> Dataset:
-    x, x_test = normalised(_floats(train), _floats(test))
+    x, x_test = normalized(_floats(train), _floats(test))
     return Dataset(name, (x, torch.from_numpy(train[1])), (x_test, torch.from_numpy(test[1])))
 
 
@@ -97,12 +97,12 @@ def _floats(images: Images) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(images[0], np.float32))
 
 
-def normalised(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+def normalized(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
     """Both by the training images: zero mean and unit variance per channel.
 
     Measured once for the whole set, so that every client and the test see the same scale.
 
-    >>> x, x_test = normalised(torch.tensor([0.0, 2.0]).view(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
+    >>> x, x_test = normalized(torch.tensor([0.0, 2.0]).view(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
     >>> x.flatten().tolist(), x_test.item()
     ([-0.7071067690849304, 0.7071067690849304], 0.0)
     """

@@ -19,8 +19,14 @@ from fedsift.engine.contract import ClientResult, Job
 from fedsift.engine.cpu.batchlast import LANES, batch_last
 from fedsift.engine.cpu.program import program_of, stages_of, takes
 from fedsift.engine.fused import fused
+from fedsift.errors import Diverged
 from fedsift.seeding import torch_seed
-from fedsift.task import Data, Diverged, Loss, Task, finite
+from fedsift.task import (
+    Data,
+    Loss,
+    Task,
+    finite,
+)
 from fedsift.vector import Moments
 
 LocalSteps = Callable[[Task, Job, int, Moments], tuple[Moments, float]]

@@ -1,5 +1,10 @@
 """The rounds of a federation: their order, the updates that arrive, and what is remembered."""
 
-from fedsift.federation.round import Federation, Snapshot, TooFewClients, Traffic
+from fedsift.errors import TooFewClients
+from fedsift.federation.round import (
+    Federation,
+    Snapshot,
+    Traffic,
+)
 
 __all__ = ["Federation", "Snapshot", "TooFewClients", "Traffic"]

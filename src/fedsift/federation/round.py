@@ -22,17 +22,17 @@ from fedsift.codec.limits import Limits
 from fedsift.codec.update import ROLES, Parts, Sum, Update, add_parts, dense, moments
 from fedsift.codec.wire import Wire, counted
 from fedsift.engine.contract import ClientResult, Engine, Job, Missing, Received, Results
+from fedsift.errors import Diverged, TooFewClients
 from fedsift.federation.memories import LITTLE, LITTLE_FOR_ALL, Held, Memories, Remembered
 from fedsift.seeding import stream
-from fedsift.task import Diverged, Task, finite
+from fedsift.task import (
+    Task,
+    finite,
+)
 from fedsift.vector import Layout, Moments
 
 MOST_SAMPLES = 1_000_000
 """The most samples that a client elsewhere may say it has, where that is its weight in the mean."""
-
-
-class TooFewClients(RuntimeError):
-    """A round was left with fewer updates than the federation accepts."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Happened:
+class RoundReport:
     """What a round's record says beside accuracy and traffic.
 
     ``clients`` counts the updates that were merged, ``rejected`` those that were refused, and
@@ -108,7 +108,7 @@ class Federation:
         """The weights that a snapshot's model has."""
         return self.algorithm.model(snapshot.state, snapshot.server_memory)
 
-    def play(self, before: Snapshot) -> tuple[Snapshot, Happened]:
+    def play(self, before: Snapshot) -> tuple[Snapshot, RoundReport]:
         """One round: the snapshot after it, and what happened in it."""
         round = before.round + 1
         phase = self.algorithm.phase(round)
@@ -133,7 +133,7 @@ class Federation:
         if inbox.received:
             after, down, clamped = self.merge(after, phase, inbox.total.mean())
         traffic = self.count(before.traffic, phase, inbox, down)
-        happened = Happened(inbox.received, inbox.rejected, clamped, inbox.loss, inbox.problems)
+        happened = RoundReport(inbox.received, inbox.rejected, clamped, inbox.loss, inbox.problems)
         return replace(after, traffic=traffic), happened
 
     def merge(self, snapshot: Snapshot, phase: Phase, mean: Moments) -> tuple[Snapshot, int, int]:

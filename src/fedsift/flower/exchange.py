@@ -11,7 +11,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsift.engine.contract import Missing, Received
-from fedsift.federation.round import TooFewClients
+from fedsift.errors import TooFewClients
 from fedsift.flower.deployment import Node, Orders
 from fedsift.flower.protocol import Answer, Malformed, plain
 from fedsift.flower.store import receipt_of

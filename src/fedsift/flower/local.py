@@ -18,7 +18,7 @@ from types import TracebackType
 
 import tomli_w
 
-from fedsift.engine.processes.messages import WorkerDied
+from fedsift.errors import WorkerDied
 from fedsift.flower.keys import LOOPBACK, make_certificates, make_node_key
 
 READY_SECONDS = 60

@@ -28,7 +28,7 @@ from fedsift.report.html import report_on
 from fedsift.runs.checkpoint import Checkpoint
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.run import summarise
+from fedsift.runs.run import summarize
 from fedsift.runs.uploads import Uploads
 from fedsift.simulation import play
 from fedsift.task import RemoteClients, Task
@@ -264,7 +264,7 @@ class FedSift(Strategy):
     def finish(self, config: RunConfig) -> None:
         """Write the model, the summary and the report."""
         self.folder.save_model(self.federation, self.snapshot)
-        summary = summarise(config, self.federation, self.history)
+        summary = summarize(config, self.federation, self.history)
         self.folder.finish(summary)
         report_on([self.folder.path], self.folder.path / "report.html")
         log(INFO, "report: %s", (self.folder.path / "report.html").absolute())

@@ -20,7 +20,7 @@ from fedsift.seeding import torch_seed
 
 
 def cnn() -> nn.Module:
-    """The paper's CNN for Fashion-MNIST: 28 × 28 grey images, d = 21,840.
+    """The paper's CNN for Fashion-MNIST: 28 × 28 gray images, d = 21,840.
 
     >>> sum(p.numel() for p in cnn().parameters())
     21840
@@ -35,7 +35,7 @@ def cnn() -> nn.Module:
 
 
 def small_cnn() -> nn.Module:
-    """The same shape for 8 × 8 grey images (digits): d = 27,430.
+    """The same shape for 8 × 8 gray images (digits): d = 27,430.
 
     >>> sum(p.numel() for p in small_cnn().parameters())
     27430
@@ -54,7 +54,7 @@ VGG11 = ((64, 1), (128, 1), (256, 0), (256, 1), (512, 0), (512, 1), (512, 0), (5
 
 
 def vgg11() -> nn.Module:
-    """VGG-11 for 32 × 32 colour images, without batch norm: d = 9,750,922.
+    """VGG-11 for 32 × 32 color images, without batch norm: d = 9,750,922.
 
     Its weights begin as torchvision's VGG does. PyTorch's own shrink a signal in each layer, until
     the logits of two images differ by less than bfloat16 can tell: training would stand still.

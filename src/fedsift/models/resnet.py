@@ -38,7 +38,7 @@ class Unit(nn.Module):
 
 
 def resnet18() -> nn.Module:
-    """ResNet-18 for 32 × 32 colour images: a 3 × 3 stem and 8 residual units, d = 11,173,962.
+    """ResNet-18 for 32 × 32 color images: a 3 × 3 stem and 8 residual units, d = 11,173,962.
 
     >>> sum(p.numel() for p in resnet18().parameters())
     11173962

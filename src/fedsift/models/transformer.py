@@ -82,7 +82,7 @@ class Mean(nn.Module):
 
 
 def vit_tiny() -> nn.Module:
-    """ViT-Tiny for 32 × 32 colour images: 64 patches of 4 × 4, 12 blocks, d = 5,362,378.
+    """ViT-Tiny for 32 × 32 color images: 64 patches of 4 × 4, 12 blocks, d = 5,362,378.
 
     >>> sum(p.numel() for p in vit_tiny().parameters())
     5362378

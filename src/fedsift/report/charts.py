@@ -1,6 +1,6 @@
 """The report's figures, as plain data for plotly.
 
-A colour is the name of a CSS variable (``--c0``, or ``--c0/0.2`` to see through), so that the page
+A color is the name of a CSS variable (``--c0``, or ``--c0/0.2`` to see through), so that the page
 can draw the same figure in light, in dark and on paper. A :class:`Block` is what stands under one
 heading: one or more charts, and the views between which its reader can choose.
 """
@@ -20,7 +20,7 @@ HEIGHT = 340
 
 @dataclass(frozen=True)
 class View:
-    """One of a block's views: its name, its charts, and what colours mean in all of them."""
+    """One of a block's views: its name, its charts, and what colors mean in all of them."""
 
     name: str
     charts: Sequence[Chart]
@@ -58,7 +58,7 @@ def curve(group: Group, xs: Sequence[Any], ys: Sequence[Any], hover: str, **more
         "y": ys,
         "name": group.name,
         "legendgroup": group.name,
-        "line": {"color": f"--c{group.colour}", "dash": group.dash, "width": 2},
+        "line": {"color": f"--c{group.color}", "dash": group.dash, "width": 2},
         "hovertemplate": f"{hover}<extra>{group.name}</extra>",
         **more,
     }

@@ -11,14 +11,17 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from fedsift.errors import ConfigError
 from fedsift.runs.compare import mibit, reached
-from fedsift.runs.config import ConfigError, read_values
+from fedsift.runs.config import (
+    read_values,
+)
 from fedsift.runs.folder import RunFolder
 from fedsift.simulation import Record
 
 NOT_A_METHOD = ("seed", "tensorboard")
 """Settings that runs of one group may differ in: all but the seed leave the results as they are."""
-COLOURS = {
+COLORS = {
     "fedadam-ssm": (0, "solid"),
     "fedadam": (1, "solid"),
     "fedadam-top": (2, "solid"),
@@ -33,7 +36,7 @@ COLOURS = {
     "fedsgd": (7, "solid"),
     "sparse-fedsgd": (7, "dash"),
 }
-"""A method's colour, as a place in the palette, and dash: the same in every report."""
+"""A method's color, as a place in the palette, and dash: the same in every report."""
 PALETTE = 8
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
@@ -66,7 +69,7 @@ class Group:
 
     runs: list[Shown]
     name: str = ""
-    colour: int = 0
+    color: int = 0
     dash: str = "solid"
 
     @property
@@ -204,13 +207,13 @@ RESULTS = (
 
 
 def name_groups(groups: Sequence[Group]) -> None:
-    """Give each group a name, a colour and a dash of its own; a method keeps its colour."""
+    """Give each group a name, a color and a dash of its own; a method keeps its color."""
     by_method: dict[str, list[Group]] = {}
     for group in groups:
         by_method.setdefault(group.first.algorithm, []).append(group)
     for place, (method, variants) in enumerate(by_method.items()):
         differing = [k for k in all_settings(variants) if len(values_of(variants, k)) > 1]
-        colour, dash = COLOURS.get(method, (place % PALETTE, "longdash"))
+        color, dash = COLORS.get(method, (place % PALETTE, "longdash"))
         for number, group in enumerate(variants):
             said = [
                 f"{key.replace('_', '-')} {value}"
@@ -218,10 +221,10 @@ def name_groups(groups: Sequence[Group]) -> None:
                 if (value := group.first.setting(key)) is not None
             ]
             group.name = " · ".join([method, *said])
-            if len(by_method) == 1:  # variants of one method: told apart by colour
-                group.colour = (colour + number) % PALETTE
+            if len(by_method) == 1:  # variants of one method: told apart by color
+                group.color = (color + number) % PALETTE
             else:
-                group.colour = colour
+                group.color = color
                 group.dash = dash if len(variants) == 1 else DASHES[number % len(DASHES)]
 
 

@@ -105,7 +105,7 @@ def band(
         {**common, "x": [a for a, _ in known], "y": [side(c) for _, c in known]}
         for side in (min, max)
     ]
-    sides[1] |= {"fill": "tonexty", "fillcolor": f"--c{group.colour}/0.15"}
+    sides[1] |= {"fill": "tonexty", "fillcolor": f"--c{group.color}/0.15"}
     return [{**side, "legendgroup": group.name} for side in sides]
 
 
@@ -121,7 +121,7 @@ def end_labels(ends: Sequence[tuple[Group, float, float]], low: float, high: flo
             "y": y,
             "text": group.name,
             "legendgroup": group.name,
-            "font": {"color": f"--c{group.colour}", "size": 12},
+            "font": {"color": f"--c{group.color}", "size": 12},
             "xanchor": "left",
             "showarrow": False,
         }

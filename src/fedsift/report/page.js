@@ -1,5 +1,5 @@
 "use strict";
-// Draws the report's charts in the page's colours, and lets its reader choose views, methods and a target.
+// Draws the report's charts in the page's colors, and lets its reader choose views, methods and a target.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const root = document.documentElement;
@@ -7,9 +7,9 @@ const figures = [...document.querySelectorAll("[data-block]")];
 const hidden = new Set(); // methods that the reader has switched off
 const targets = Object.fromEntries(Object.entries(data.tasks).map(([id, task]) => [id, task.target]));
 
-// Colours
+// Colors
 
-function colour(name) {
+function color(name) {
   const [variable, opacity] = name.split("/");
   const value = getComputedStyle(root).getPropertyValue(variable).trim();
   if (!opacity) return value;
@@ -19,8 +19,8 @@ function colour(name) {
 
 function painted(x) {
   if (Array.isArray(x)) return x.map(painted);
-  if (x === "sequential") return [0, 1, 2, 3, 4].map((n) => [n / 4, colour(`--h${n}`)]);
-  if (typeof x === "string") return /^--\w+(\/[\d.]+)?$/.test(x) ? colour(x) : x;
+  if (x === "sequential") return [0, 1, 2, 3, 4].map((n) => [n / 4, color(`--h${n}`)]);
+  if (typeof x === "string") return /^--\w+(\/[\d.]+)?$/.test(x) ? color(x) : x;
   if (x === null || typeof x !== "object") return x;
   return Object.fromEntries(Object.entries(x).map(([key, value]) => [key, painted(value)]));
 }
@@ -30,9 +30,9 @@ function painted(x) {
 function axis(own) {
   const { title, ...rest } = own;
   return {
-    gridcolor: colour("--grid"), linecolor: colour("--line"), zeroline: false, showline: false, automargin: true, tickcolor: "rgba(0,0,0,0)",
-    tickfont: { color: colour("--muted"), size: 11 }, exponentformat: "power", ...painted(rest),
-    title: { text: title, font: { color: colour("--soft"), size: 12 }, standoff: 8 },
+    gridcolor: color("--grid"), linecolor: color("--line"), zeroline: false, showline: false, automargin: true, tickcolor: "rgba(0,0,0,0)",
+    tickfont: { color: color("--muted"), size: 11 }, exponentformat: "power", ...painted(rest),
+    title: { text: title, font: { color: color("--soft"), size: 12 }, standoff: 8 },
   };
 }
 
@@ -53,9 +53,9 @@ function layoutOf(chart, place, taskId) {
   return {
     ...rest, height: root.classList.contains("on-paper") && !longest ? 0.8 * height : height, width: place.clientWidth,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("--ink") },
+    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: color("--ink") },
     margin: { l: 40, r: longest ? 18 + 6.4 * longest : 14, t: 10, b: 44 },
-    hovermode: "closest", hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--ink") } },
+    hovermode: "closest", hoverlabel: { bgcolor: color("--card"), bordercolor: color("--line"), font: { color: color("--ink") } },
     showlegend: false,
     annotations: painted(kept.map(({ legendgroup, ...note }) => note)), shapes: painted(lines),
     xaxis: axis(xaxis), yaxis: axis(yaxis), ...(yaxis2 ? { yaxis2: axis(yaxis2) } : {}),

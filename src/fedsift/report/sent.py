@@ -15,7 +15,7 @@ PARTS = {
     "mask": ("mask", "--mask"),
     "header": ("header", "--header"),
 }
-"""What a message's bytes are for: name and colour."""
+"""What a message's bytes are for: name and color."""
 
 
 def bytes_by_part(task: Task) -> Block:
@@ -25,12 +25,12 @@ def bytes_by_part(task: Task) -> Block:
     found = []
     for share in (False, True):
         traces = []
-        for part, (title, colour) in PARTS.items():
+        for part, (title, color) in PARTS.items():
             shown = [sizes[name].get(part, 0.0) for name in names]
             whole = [sum(sizes[name].values()) for name in names]
             values = [100 * x / y if share else x / 1e3 for x, y in zip(shown, whole, strict=True)]
             if any(shown):
-                traces.append(bar(names, values, title, colour, share))
+                traces.append(bar(names, values, title, color, share))
         unit = "share of an upload, %" if share else "kB an upload"
         totals = [] if share else [total_label(n, sum(s.values()) / 1e3) for n, s in sizes.items()]
         most = 1.15 * max((sum(s.values()) / 1e3 for s in sizes.values()), default=1)
@@ -53,7 +53,7 @@ def mean_upload(runs: Sequence[Shown]) -> dict[str, float]:
     return {part: sum(line["bytes"].get(part, 0) for line in lines) / uploads for part in PARTS}
 
 
-def bar(names: list[str], values: list[float], title: str, colour: str, share: bool) -> Chart:
+def bar(names: list[str], values: list[float], title: str, color: str, share: bool) -> Chart:
     """One part's bars."""
     unit = "%" if share else "kB"
     return {
@@ -62,7 +62,7 @@ def bar(names: list[str], values: list[float], title: str, colour: str, share: b
         "y": names,
         "x": values,
         "name": title,
-        "marker": {"color": colour},
+        "marker": {"color": color},
         "hovertemplate": f"{title}: %{{x:.2f}} {unit}<extra>%{{y}}</extra>",
     }
 
@@ -113,7 +113,7 @@ def overlap(task: Task) -> Block:
 def role_line(group: Group, role: str) -> dict[str, Any]:
     """The line of one of three masks."""
     dash = {"w": "solid", "m": "dash", "v": "dot"}[role]
-    return {"color": f"--c{group.colour}", "dash": dash, "width": 2}
+    return {"color": f"--c{group.color}", "dash": dash, "width": 2}
 
 
 def level(y: float, text: str) -> tuple[Chart, Chart]:
@@ -224,7 +224,7 @@ def density(lines: Sequence[Mapping[str, Any]], role: str) -> Chart:
 
 
 def shade_of(n: int, lines: Sequence[Mapping[str, Any]]) -> str:
-    """A round's colour: one of seven shades, the strongest for the last of the rounds.
+    """A round's color: one of seven shades, the strongest for the last of the rounds.
 
     >>> [shade_of(n, [{"round": 1}, {"round": 2}, {"round": 5}]) for n in (1, 2, 5)]
     ['--s0', '--s3', '--s6']

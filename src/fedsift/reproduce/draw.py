@@ -111,9 +111,9 @@ def draw_updates(pin: Pin, task: str, measured: Sequence[Mapping[str, Any]], pat
     """Fig. 1: the density of log10 of the updates' magnitudes."""
     with picture(path, f"{pin.title}: {TASKS[task]}, round {measured[0]['round']}") as (axes,):
         for role, name in ROLES.items():
-            centres, density = density_of(measured, role)
-            axes.plot(centres, density, label=f"log10 |{name}|")
-            axes.fill_between(centres, density, alpha=0.15)
+            centers, density = density_of(measured, role)
+            axes.plot(centers, density, label=f"log10 |{name}|")
+            axes.fill_between(centers, density, alpha=0.15)
         axes.set(xlabel="log10 of the magnitude", ylabel="density", xlim=_span(measured))
 
 
@@ -126,17 +126,17 @@ def density_of(measured: Sequence[Mapping[str, Any]], role: str) -> tuple[Any, A
 
 def _span(measured: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     seen = [density_of(measured, role) for role in ROLES]
-    used = np.concatenate([centres[density > 1e-3] for centres, density in seen])
+    used = np.concatenate([centers[density > 1e-3] for centers, density in seen])
     return float(used.min()) - 0.5, float(used.max()) + 0.5
 
 
-COLOURS = [mpl.colormaps["tab10"](i) for i in (3, 0, 2, 1, 4, 7, 5, 6, 8, 9)]
+COLORS = [mpl.colormaps["tab10"](i) for i in (3, 0, 2, 1, 4, 7, 5, 6, 8, 9)]
 
 
 def _plot(axes: Axes, curve: Curve, x: str, name: str) -> None:
     n = len(axes.lines)
     where = {"mibit": curve.mibit, "megabytes": curve.megabytes, "round": curve.rounds}[x]
-    style: dict[str, Any] = {"color": COLOURS[n % 10], "ls": ("-", "--")[n >= 10]}
+    style: dict[str, Any] = {"color": COLORS[n % 10], "ls": ("-", "--")[n >= 10]}
     axes.plot(where, [100 * a for a in curve.accuracy], label=name, zorder=3 - n / 100, **style)
     low, high = ([100 * a for a in edge] for edge in (curve.lowest, curve.highest))
     axes.fill_between(where, low, high, color=style["color"], alpha=0.12, lw=0)

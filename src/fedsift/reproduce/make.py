@@ -89,14 +89,14 @@ def _told(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
     told: dict[str, Any] = {"seeds": [each["seed"] for each in measured]}
     told |= {key: measured[0][key] for key in ("round", "environment")}
     for role, name in draw.ROLES.items():
-        centres, density = draw.density_of(measured, role)
+        centers, density = draw.density_of(measured, role)
         share = density / density.sum()
-        points = zip(centres, density, strict=True)
-        mean = float((centres * share).sum())
+        points = zip(centers, density, strict=True)
+        mean = float((centers * share).sum())
         told[name] = {
-            "peak_log10": round(float(centres[density.argmax()]), 2),
+            "peak_log10": round(float(centers[density.argmax()]), 2),
             "mean_log10": mean,
-            "deviation": float(((centres - mean) ** 2 * share).sum() ** 0.5),
+            "deviation": float(((centers - mean) ** 2 * share).sum() ** 0.5),
             "zeros": sum(each["zeros"][role] for each in measured),
             "density": {f"{c:.2f}": float(f"{d:.4g}") for c, d in points if d > 0},
         }

@@ -11,15 +11,17 @@ from pathlib import Path
 from fedsift.data import Dataset, load
 from fedsift.data.files import find
 from fedsift.data.sources import SOURCES
+from fedsift.errors import ConfigError, Diverged
 from fedsift.reproduce.pins import Pin, Planned, Wanted, plan
 from fedsift.reproduce.updates import UPDATES, measure
 from fedsift.runs.compare import reached
-from fedsift.runs.config import ConfigError, read_values
+from fedsift.runs.config import (
+    read_values,
+)
 from fedsift.runs.disk import replace_file
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.run import begin, federation_of, go, summarise
+from fedsift.runs.run import begin, federation_of, go, summarize
 from fedsift.simulation import Record
-from fedsift.task import Diverged
 
 DIVERGED = "diverged.txt"
 """In a run's folder if its training left the finite numbers: that is a result, too."""
@@ -118,7 +120,7 @@ def play_run(run: Planned, out: Path, watch: Watch, stop_at_target: bool) -> Non
             replace_file(folder.path / DIVERGED, f"{problem}\n".encode())
         if history:
             played = replace(run.config, rounds=len(history))
-            folder.finish(summarise(played, federation, history))
+            folder.finish(summarize(played, federation, history))
         # They can take gigabytes, and a table or a figure needs none of them.
         for file in (folder.checkpoint_file, folder.memory_file, folder.model_file):
             file.unlink(missing_ok=True)

@@ -2,6 +2,6 @@
 
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.run import begin, federation_of, go, summarise
+from fedsift.runs.run import begin, federation_of, go, summarize
 
-__all__ = ["RunConfig", "RunFolder", "begin", "federation_of", "go", "summarise"]
+__all__ = ["RunConfig", "RunFolder", "begin", "federation_of", "go", "summarize"]

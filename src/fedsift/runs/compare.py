@@ -9,7 +9,10 @@ from io import StringIO
 from typing import Any
 
 from fedsift.algorithms import settings_of
-from fedsift.runs.config import ConfigError, RunConfig
+from fedsift.errors import ConfigError
+from fedsift.runs.config import (
+    RunConfig,
+)
 from fedsift.runs.folder import column
 from fedsift.simulation import Record
 

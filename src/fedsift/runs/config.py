@@ -13,15 +13,12 @@ import torch
 
 from fedsift.algorithms import Algorithm, find, settings_of
 from fedsift.data import shape_of
+from fedsift.errors import ConfigError
 from fedsift.models import default_model
 from fedsift.simulation import chosen_device
 
 Setting = float | int
 DEVICES = ("auto", "cpu", "cuda")
-
-
-class ConfigError(ValueError):
-    """Something the user gave is wrong; the message says what would be right."""
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,14 @@ from typing import Any
 from torch import Tensor
 
 from fedsift.data import digest_of
+from fedsift.errors import ConfigError
 from fedsift.federation.memories import Memories, OnDisk, SlotFile
 from fedsift.federation.round import Federation, Snapshot
 from fedsift.runs.checkpoint import Checkpoint, fingerprint_of, held, snapshot_of, tensors_of
-from fedsift.runs.config import ConfigError, RunConfig, read_values
+from fedsift.runs.config import (
+    RunConfig,
+    read_values,
+)
 from fedsift.runs.disk import CorruptFile, load_tensors, replace_file, save_tensors, to_disk
 from fedsift.simulation import Record
 

@@ -19,15 +19,17 @@ from fedsift.data import Dataset, deal, digest_of, load, split
 from fedsift.engine.client import one_thread
 from fedsift.engine.cpu import native
 from fedsift.engine.processes.torchrun import Follower, Torchrun, rank, ranks
+from fedsift.errors import ConfigError, Diverged
 from fedsift.federation.round import Federation, Snapshot
 from fedsift.models import build
 from fedsift.runs.checkpoint import Checkpoint
-from fedsift.runs.config import ConfigError, RunConfig
+from fedsift.runs.config import (
+    RunConfig,
+)
 from fedsift.runs.folder import RunFolder, column
 from fedsift.runs.tensorboard import require_tensorboard
 from fedsift.runs.uploads import Uploads, labels_of
 from fedsift.simulation import Record, first, play, prepare
-from fedsift.task import Diverged
 
 
 def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federation:
@@ -157,7 +159,7 @@ class Keeper:
         self.due = ended + 19 * (ended - began)
 
 
-def summarise(config: RunConfig, federation: Federation, history: list[Record]) -> dict[str, Any]:
+def summarize(config: RunConfig, federation: Federation, history: list[Record]) -> dict[str, Any]:
     """The contents of summary.json."""
     accuracies = column(history, "accuracy")
     last = history[-1]

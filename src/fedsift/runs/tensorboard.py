@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedsift.runs.config import ConfigError
+from fedsift.errors import ConfigError
 from fedsift.simulation import Record
 
 

@@ -1,7 +1,7 @@
 """What a round's uploads look like, in a few numbers: bytes by part, masks, magnitudes.
 
 A federation calls :meth:`Uploads.take` with each upload that it merges. Everything is counted where
-the tensors are; a GPU synchronises with the host once a round.
+the tensors are; a GPU synchronizes with the host once a round.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Uploads:
         look = is_looked_at(round)
         pieces = [*(mask.told() for mask in self.masks.values()), *self.magnitudes.values()]
         pieces += [mask.shared() for mask in self.masks.values()] if look else []
-        told = iter(torch.cat(pieces).tolist() if pieces else ())  # synchronises a GPU, once
+        told = iter(torch.cat(pieces).tolist() if pieces else ())  # synchronizes a GPU, once
         n = len(self.clients)
         line: dict[str, Any] = {"round": round, "uploads": n, "bytes": dict(self.bytes)}
         line["masks"] = {

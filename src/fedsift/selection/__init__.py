@@ -1,8 +1,8 @@
 """Which coordinates are sent: sparse masks, and fast ways to find them on a CPU and on a GPU."""
 
 from fedsift.selection.masks import (
-    kept,
-    kept_per_chunk,
+    num_kept,
+    num_kept_per_chunk,
     positions,
     rand_k,
     threshold,
@@ -14,8 +14,8 @@ from fedsift.selection.masks import (
 )
 
 __all__ = [
-    "kept",
-    "kept_per_chunk",
+    "num_kept",
+    "num_kept_per_chunk",
     "positions",
     "rand_k",
     "threshold",

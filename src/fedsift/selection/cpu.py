@@ -13,7 +13,7 @@ _VIEW = {torch.float32: torch.uint32, torch.float64: torch.uint64}
 _INFINITY = {torch.float32: 0x7F800000, torch.float64: 0x7FF0000000000000}
 _SAMPLE = 1 << 16  # draws for the guess: a band of about 2 % of d at worst, 0.7 % at 5 % density
 LITTLE = 1 << 22
-"""Numbers up to which a GPU sorts them all sooner than it synchronises with the host."""
+"""Numbers up to which a GPU sorts them all sooner than it synchronizes with the host."""
 _DIRECT = 1 << 14  # below this a plain partition is faster than guessing first
 
 

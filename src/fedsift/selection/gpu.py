@@ -1,4 +1,4 @@
-"""Exact top-k masks of float32 tensors and their positions on a GPU, without synchronising it.
+"""Exact top-k masks of float32 tensors and their positions on a GPU, without synchronizing it.
 
 A long row's k-th magnitude is looked for in a span of magnitudes, a guess at first, in 2**11
 buckets: two passes over the row settle it where the guess is right, and four do in any case.

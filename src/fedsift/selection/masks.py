@@ -14,10 +14,10 @@ from fedsift.selection.cpu import LITTLE, has_kernels, top_k_mask
 from fedsift.vector import Layout, Moments
 
 
-def kept(density: float, d: int) -> int:
+def num_kept(density: float, d: int) -> int:
     """How many of d coordinates a density α keeps: k = max(1, round(α d)).
 
-    >>> kept(0.05, 21_840), kept(1e-9, 10)
+    >>> num_kept(0.05, 21_840), num_kept(1e-9, 10)
     (1092, 1)
     """
     if not 0 < density <= 1:
@@ -47,7 +47,7 @@ def top_k(x: Tensor, k: int) -> Tensor:
 
 
 def _top_k_by_order(magnitude: Tensor, k: int) -> Tensor:
-    """The k largest of each row, without synchronising a GPU with the host.
+    """The k largest of each row, without synchronizing a GPU with the host.
 
     >>> _top_k_by_order(torch.tensor([[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 2).tolist()
     [[False, True, True, False], [True, True, False, False]]
@@ -101,7 +101,7 @@ def top_k_per_layer(x: Tensor, density: float, layout: Layout) -> Tensor:
     [[True, True, False, False, True, False]]
     """
     layers = [x[..., span] for span in layout.layers.values()]
-    return torch.cat([top_k(part, kept(density, part.shape[-1])) for part in layers], dim=-1)
+    return torch.cat([top_k(part, num_kept(density, part.shape[-1])) for part in layers], dim=-1)
 
 
 def top_k_per_chunk(x: Tensor, density: float, chunk: int) -> Tensor:
@@ -113,18 +113,18 @@ def top_k_per_chunk(x: Tensor, density: float, chunk: int) -> Tensor:
     whole = x.shape[-1] // chunk * chunk
     chunks = x[..., :whole].reshape(*x.shape[:-1], -1, chunk)
     parts = [part for part in (chunks, x[..., None, whole:]) if part.numel()]
-    masks = [top_k(part, kept(density, part.shape[-1])) for part in parts]
+    masks = [top_k(part, num_kept(density, part.shape[-1])) for part in parts]
     return torch.cat([mask.flatten(-2) for mask in masks], dim=-1)
 
 
-def kept_per_chunk(density: float, d: int, chunk: int) -> int:
+def num_kept_per_chunk(density: float, d: int, chunk: int) -> int:
     """How many of d coordinates :func:`top_k_per_chunk` keeps.
 
-    >>> kept_per_chunk(0.5, 6, 4)
+    >>> num_kept_per_chunk(0.5, 6, 4)
     3
     """
     rest = d % chunk
-    return d // chunk * kept(density, chunk) + (kept(density, rest) if rest else 0)
+    return d // chunk * num_kept(density, chunk) + (num_kept(density, rest) if rest else 0)
 
 
 def rand_k(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
@@ -153,7 +153,7 @@ def threshold(x: Tensor, v: float) -> Tensor:
 def positions(mask: Tensor, k: int | None = None) -> Tensor:
     """Indices ``(clients, k)`` of a mask's ones, ascending.
 
-    ``k``: how many each client has, if that is known; without it a GPU must synchronise with the
+    ``k``: how many each client has, if that is known; without it a GPU must synchronize with the
     host to count them.
 
     >>> positions(torch.tensor([[False, True, True]])).tolist()
@@ -178,6 +178,6 @@ def positions(mask: Tensor, k: int | None = None) -> Tensor:
 
 
 def _refuse_nan(x: Tensor) -> None:
-    # On a GPU this would synchronise it with the host; there the engine checks, once a round.
+    # On a GPU this would synchronize it with the host; there the engine checks, once a round.
     if x.device.type == "cpu" and bool(x.isnan().any()):
         raise ValueError("cannot choose coordinates of a tensor that holds NaN")

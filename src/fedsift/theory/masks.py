@@ -1,8 +1,8 @@
-"""Which shared mask is best: the true minimiser of Theorem 1's weighted error.
+"""Which shared mask is best: the true minimizer of Theorem 1's weighted error.
 
 A mask that drops a set C of coordinates costs Γ√A + Λ√B + Θ√D, where (A, B, D) sums the squares of
 ΔW, ΔM and ΔV over C. That is concave and increasing in y = (A, B, D), so its minimum over the
-convex hull of all masks' points y lies at a corner, and a corner is what minimises some linear
+convex hull of all masks' points y lies at a corner, and a corner is what minimizes some linear
 function λ·y with λ ≥ 0: *the best mask is the top-k of λ₁ΔW² + λ₂ΔM² + λ₃ΔV² for some λ*. Three
 numbers are to be found, not d bits. Every λ that is tried also cuts: no mask has λ·y below its
 minimum. The cuts enclose the hull from outside, the least cost at a corner of what they leave is a
@@ -90,7 +90,7 @@ class Sparsification:
         return float(share @ np.sqrt(self.lost(mask)))
 
     def lightest(self, normal: Array, k: int) -> Tensor:
-        """The mask that minimises λ·y: the top-k of the squares weighted by λ."""
+        """The mask that minimizes λ·y: the top-k of the squares weighted by λ."""
         squares, _ = self.scaled
         return top_k(torch.from_numpy(normal).to(squares) @ squares, k)
 
@@ -139,7 +139,7 @@ class _Hull:
         self.touches = np.hstack([~at_top, at_top])
 
     def least(self, normal: Array) -> Array:
-        """The point of the mask that minimises λ·y; the cheapest of these masks is kept."""
+        """The point of the mask that minimizes λ·y; the cheapest of these masks is kept."""
         point = self.problem.lost(self.problem.lightest(normal, self.k))
         cost = float(self.problem.scaled[1] @ np.sqrt(point))
         if cost < self.best_cost:

@@ -1,7 +1,7 @@
 """Layers of a network for all clients of a stack at once, on a GPU.
 
 Each client has weights of its own, so that a layer is a batch of small products. Its gradient by
-the weights goes straight to where the optimiser reads it, and autograd passes on only the gradient
+the weights goes straight to where the optimizer reads it, and autograd passes on only the gradient
 by the activations. ``anchor`` is a tensor that requires a gradient for no other reason than that
 autograd then calls the first layer's backward pass, too, although its input needs none.
 """
@@ -269,7 +269,7 @@ def _pool_sizes(x: Tensor, y: Tensor) -> tuple[int, int, int, int, int]:
 
 
 class GroupNorm(torch.autograd.Function):
-    """Group normalisation with every client's own scale and bias; then a ReLU, if wanted."""
+    """Group normalization with every client's own scale and bias; then a ReLU, if wanted."""
 
     @staticmethod
     def forward(
@@ -282,7 +282,7 @@ class GroupNorm(torch.autograd.Function):
         eps: float,
         relu: bool,
     ) -> Tensor:
-        """Normalise, and rectify if wanted."""
+        """Normalize, and rectify if wanted."""
         clients, batch, height, width, channels = x.shape
         y = torch.empty_like(x)
         mean, spread = x.new_empty(2, clients * batch, groups, dtype=torch.float32)
@@ -314,7 +314,7 @@ class GroupNorm(torch.autograd.Function):
 
 
 def norm_rows(channels: int) -> int:
-    """Pixels that a block of the normalisation takes at a time."""
+    """Pixels that a block of the normalization takes at a time."""
     return max(1, 4096 // channels)
 
 

@@ -1,7 +1,7 @@
 """A model of known layers, rewritten to run all clients of a stack at once.
 
 Images are kept with their channels last, and so are the weights of convolutions: an
-:class:`Order` says where each coordinate of the flat vector goes. Elementwise optimisers do not
+:class:`Order` says where each coordinate of the flat vector goes. Elementwise optimizers do not
 mind, so that a stack is brought into this order when a round begins and back when it ends.
 """
 
@@ -47,7 +47,7 @@ class Order:
 
     @property
     def length(self) -> int:
-        """Numbers in a row of a stack, a multiple of what a block of the optimiser takes."""
+        """Numbers in a row of a stack, a multiple of what a block of the optimizer takes."""
         return -(-self.offsets[-1] // BLOCK) * BLOCK
 
     def shaped(self, stack: Tensor) -> dict[str, Tensor]:
@@ -232,10 +232,10 @@ def max_pool(call: Call, layer: nn.MaxPool2d, x: Tensor) -> Tensor:
 
 
 def group_norm(call: Call, layer: nn.GroupNorm, x: Tensor) -> Tensor:
-    """Group normalisation of images."""
+    """Group normalization of images."""
     channels = layer.num_channels
     if not layer.affine or x.dim() != 5 or channels & (channels - 1):
-        raise Unknown(f"normalisation {layer}")
+        raise Unknown(f"normalization {layer}")
     scale, bias = call.weight("weight"), call.weight("bias")
     y: Tensor = layers.GroupNorm.apply(  # type: ignore[no-untyped-call]
         call.anchor, x.contiguous(), scale, bias, layer.num_groups, layer.eps, call.relu

@@ -22,8 +22,12 @@ from fedsift.codec.update import Update
 from fedsift.engine.client import axis_of_classes, labels_found
 from fedsift.engine.contract import Job, Results
 from fedsift.engine.gpu.steps import StackedStep, Work
+from fedsift.errors import Diverged
 from fedsift.seeding import torch_seed
-from fedsift.task import Diverged, Task, distinct
+from fedsift.task import (
+    Task,
+    distinct,
+)
 from fedsift.vector import Moments
 
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -83,7 +87,7 @@ class Stacked:
         update = Update(parts, weights)
         name = self.algorithm.name
         sizes = encoded_sizes(update, [Spec(self.task.layout, name, job.round, n) for n in clients])
-        if self.data.is_cuda:  # the sizes have synchronised it: this check is free here
+        if self.data.is_cuda:  # the sizes have synchronized it: this check is free here
             refuse_unsound(clients, sound)
         return Results(clients, update, kept, tuple(losses.tolist()), tuple(sizes))
 
@@ -161,7 +165,7 @@ class Stacked:
 
     @torch.no_grad()
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
-        """Accuracy (for class labels) and mean loss on the test set; a GPU synchronises once."""
+        """Accuracy (for class labels) and mean loss on the test set; a GPU synchronizes once."""
         if self.task.test is None:
             return None, None
         devices = [self.data.device] if self.data.is_cuda else []

@@ -239,7 +239,7 @@ def norm_kernel(
     x, scale, bias, y, mean, spread, pixels, batch, client_stride, eps,
     CHANNELS: tl.constexpr, GROUPS: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Group normalisation of one sample."""
+    """Group normalization of one sample."""
     sample = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, CHANNELS)
     x += sample * pixels * CHANNELS

@@ -32,13 +32,13 @@ from fedsift.engine.client import Trainer, chunks_of, total_score
 from fedsift.engine.contract import ClientResult, Job
 from fedsift.engine.processes.messages import (
     Message,
-    WorkerDied,
     checked,
     failure,
     message_of,
     result_of,
 )
 from fedsift.engine.reference import Reference
+from fedsift.errors import WorkerDied
 from fedsift.task import Task
 from fedsift.vector import Moments
 

@@ -14,12 +14,11 @@ from torch import Tensor
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.limits import Limits
 from fedsift.engine.contract import ClientResult
-from fedsift.task import Diverged, Task
+from fedsift.errors import Diverged
+from fedsift.task import (
+    Task,
+)
 from fedsift.vector import Layout
-
-
-class WorkerDied(RuntimeError):
-    """A process of the engine ended on its own."""
 
 
 class Line(Protocol):

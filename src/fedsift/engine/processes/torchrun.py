@@ -27,13 +27,15 @@ from fedsift.engine.client import Score, Trainer, chunks_of, one_thread, total_s
 from fedsift.engine.contract import ClientResult, Engine, Job, Results
 from fedsift.engine.processes.messages import (
     Message,
-    WorkerDied,
     checked,
     failure,
     message_of,
     result_of,
 )
-from fedsift.task import Diverged, Task
+from fedsift.errors import Diverged, WorkerDied
+from fedsift.task import (
+    Task,
+)
 from fedsift.vector import Moments
 
 PATIENCE = timedelta(minutes=15)
