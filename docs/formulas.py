@@ -11,6 +11,7 @@ CODE = re.compile(
 FORMULA = re.compile(
     r"\$\$(?P<block>.+?)\$\$|(?<![\\$\w])\$(?P<inline>[^\s$](?:[^$\n]*[^\s$])?)\$(?!\w)", re.DOTALL
 )
+NAME = re.compile(r"<mo>([A-Za-z]{2,})</mo>")  # an operator has spaces around it, a name none
 PLACE = "formula-{}-goes-here"
 formulas: list[str] = []
 
@@ -29,7 +30,7 @@ def place(found: re.Match[str]) -> str:
     latex, display = (found["block"], "block") if found["block"] else (found["inline"], "inline")
     # latex2mathml knows align*, which GitHub's renderer allows only outside of $$.
     latex = " ".join(latex.split()).replace("{aligned}", "{align*}")
-    formulas.append(convert(latex, display=display))
+    formulas.append(NAME.sub(r"<mi>\1</mi>", convert(latex, display=display)))
     return PLACE.format(len(formulas) - 1)
 
 
