@@ -11,7 +11,7 @@ CODE = re.compile(
 FORMULA = re.compile(
     r"\$\$(?P<block>.+?)\$\$|(?<![\\$\w])\$(?P<inline>[^\s$](?:[^$\n]*[^\s$])?)\$(?!\w)", re.DOTALL
 )
-NAME = re.compile(r"<mo>([A-Za-z]{2,})</mo>")  # an operator has spaces around it, a name none
+NAME = re.compile(r"<mo>(?!ln|log)([A-Za-z]{2,})</mo>")  # operators have spaces around them
 PLACE = "formula-{}-goes-here"
 formulas: list[str] = []
 
