@@ -168,6 +168,42 @@ def test_a_convolution_with_two_places_is_left_alone():
     assert not batch_last(nn.Sequential(layer, nn.MaxPool2d(2), layer))
 
 
+WRONG = {
+    "too many channels": (nn.Conv2d(1, 4, 3), (16, 3, 8, 8)),
+    "too few channels": (nn.Conv2d(3, 4, 3), (16, 1, 8, 8)),
+    "a kernel larger than the image": (nn.Conv2d(1, 4, 5), (16, 1, 4, 8)),
+}
+
+
+@pytest.mark.parametrize("followed", ["by nothing", "by a pool and a ReLU"])
+@pytest.mark.parametrize("name", WRONG)
+def test_images_of_the_wrong_shape_raise_pytorchs_error(name, followed):
+    """The C functions check no bounds: they must not see such images."""
+    layer, shape = WRONG[name]
+    features = 144 if followed == "by nothing" else 36
+    layers = [layer, *FOLLOWED[followed](), nn.Flatten(), nn.Linear(features, 2)]
+    model, x, y = nn.Sequential(*layers), torch.randn(shape), torch.zeros(16, dtype=torch.int64)
+    with pytest.raises(RuntimeError) as wanted:
+        copy.deepcopy(model)(x)
+    task = Task(model, nn.functional.cross_entropy, [(x, y)], (x, y), None, 0, Layout.of(model))
+    trainer = Trainer(task)
+    with pytest.raises(RuntimeError) as found:
+        trainer.differentiate(trainer.w.clone(), x, y)
+    assert str(found.value) == str(wanted.value)
+    with pytest.raises(RuntimeError):
+        trainer.score(trainer.w.clone(), 0)
+
+
+@needs_compiler
+def test_images_too_small_for_a_pool_raise_pytorchs_error():
+    fast, _ = pair(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2))
+    with pytest.raises(RuntimeError, match="too small"):
+        fast(torch.randn(16, 1, 3, 8))
+    fast, _ = pair(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.MaxPool2d(2))
+    with pytest.raises(RuntimeError, match="too small"):
+        fast(torch.randn(16, 1, 3, 8))
+
+
 def test_without_a_compiler_torch_does_the_work(fresh_kernels, monkeypatch):
     monkeypatch.setenv("CC", "there-is-no-such-compiler")
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
