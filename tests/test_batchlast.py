@@ -1,6 +1,7 @@
 """Layers with the batch innermost compute what torch's own do."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -219,9 +220,51 @@ def test_without_a_compiler_torch_does_the_work(fresh_kernels, monkeypatch):
 @needs_compiler
 def test_it_is_compiled_once(tmp_path, monkeypatch):
     path = native.built(tmp_path)
-    monkeypatch.setenv("CC", "there-is-no-such-compiler")
+    monkeypatch.setattr(native, "compiled", None)
     assert native.built(tmp_path) == path
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_each_compiler_has_its_own_file(monkeypatch):
+    before = native.fingerprint()
+    monkeypatch.setenv("CC", "another-compiler")
+    assert native.fingerprint() != before
+
+
+@needs_compiler
+def test_a_file_that_others_could_have_written_is_replaced(tmp_path):
+    path = native.built(tmp_path)
+    kernels = path.read_bytes()
+    path.write_bytes(b"planted")
+    path.chmod(0o777)
+    assert native.built(tmp_path).read_bytes() == kernels
+    assert path.stat().st_mode & 0o777 == 0o700
+    path.unlink()
+    path.symlink_to("/dev/null")
+    assert native.built(tmp_path).read_bytes() == kernels
+
+
+@needs_compiler
+def test_the_folder_of_the_kernels_is_the_user_s_alone(tmp_path):
+    folder = tmp_path / "cache" / "kernels"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert native.loaded_from(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@needs_compiler
+def test_another_user_s_folder_is_not_used(tmp_path, monkeypatch):
+    planted = tmp_path / f"batchlast-{native.fingerprint()}.so"
+    planted.write_bytes(b"planted")
+    own = os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: own + 1)
+    assert not native.make_private(tmp_path)
+    assert not native.is_private(planted)
+    monkeypatch.undo()
+    monkeypatch.setattr(native, "make_private", lambda folder: False)
+    assert native.loaded_from(tmp_path)
+    assert planted.read_bytes() == b"planted"
 
 
 @pytest.mark.parametrize("compiler", ["false", "there-is-no-such-compiler"])
