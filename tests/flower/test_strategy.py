@@ -1,7 +1,9 @@
 """The strategy and the client, without processes: who is sent what, and what becomes of it."""
 
 import json
+import math
 import shutil
+import sys
 import time
 from dataclasses import replace
 
@@ -344,6 +346,16 @@ def test_losses_that_no_sum_can_hold_are_still_told(place):
     grid = evil(place.grid(), lie(loss=1.7e308), nodes=(100, 101))
     start(place.strategy(), grid, 1)
     assert place.history()[0]["train_loss"] == pytest.approx(2 / CLIENTS * 1.7e308)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_largest_losses_do_not_overflow_their_mean(place, sign):
+    """With three clients, rounding would take the sum of the thirds to infinity."""
+    most = sign * sys.float_info.max
+    assert math.isinf(sum(most / 3 for _ in range(3)))
+    grid = evil(place.grid(clients=3), lie(loss=most), nodes=(100, 101, 102))
+    start(place.strategy(clients=3), grid, 1)
+    assert place.history()[0]["train_loss"] == most
 
 
 def test_a_reply_to_another_message_is_a_problem_of_its_node_alone(place):
