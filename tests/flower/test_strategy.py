@@ -540,6 +540,7 @@ def test_a_client_s_file_survives_a_crash_and_shows_damage(tmp_path, monkeypatch
         patch.setattr("os.replace", die)
         with pytest.raises(KeyboardInterrupt):
             store.save(layout, Kept(Moments.start(torch.zeros(layout.d))))
+    assert store.file.stat().st_mode & 0o777 == 0o600
     kept = store.load(layout)
     assert_same_bits(kept.state, state)
     assert torch.equal(kept.memories[b"12345678"]["residual"], torch.ones(1, layout.d))
