@@ -186,9 +186,10 @@ def server_seconds(federation: Federation, snapshot: Snapshot, device: str, roun
     results = list(federation.engine.train(job))
 
     def serve() -> None:
-        inbox = federation.open_inbox(job, snapshot.client_memory)
+        inbox = federation.open_inbox(job, snapshot)
         for result in results:
             inbox.take_all(result) if isinstance(result, Results) else inbox.take(result)
+        inbox.settle()
         federation.merge(replace(snapshot, round=round), phase, inbox.total.mean())
 
     return in_turn(device, rounds, serve)[0]

@@ -32,6 +32,14 @@ from fedsift.engine.task import (
     Task,
     finite,
 )
+from fedsift.influence import (
+    MAX_HELD_BYTES,
+    MAX_NORM_RATIO,
+    NormBound,
+    NormHistory,
+    Norms,
+    held_bytes,
+)
 from fedsift.memories import LITTLE, LITTLE_FOR_ALL, Held, Memories, Remembered
 from fedsift.seeding import stream
 from fedsift.vector import Layout, Moments
@@ -62,6 +70,7 @@ class Snapshot:
     server_memory: Memory
     client_memory: Memories
     traffic: Traffic
+    norms: NormHistory = field(default_factory=NormHistory)
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,7 @@ class Federation:
     wire: Wire = counted
     on_upload: OnUpload = unwatched
     most_samples: int = MOST_SAMPLES
+    max_norm_ratio: float | None = MAX_NORM_RATIO
 
     def first(self) -> Snapshot:
         """Before round 1: the model's own parameters, which every client is sent."""
@@ -124,12 +134,13 @@ class Federation:
         cohort = self.cohort(round)
         absent = self.dropped(round, cohort)
         job = Job(round, phase, before.state, cohort, self.memories(before, cohort))
-        inbox = self.open_inbox(job, before.client_memory)
+        inbox = self.open_inbox(job, before)
         for reply in self.engine.train(job):
             if isinstance(reply, Results):
                 inbox.take_all(reply.without(absent))
             elif reply.client not in absent:
                 inbox.take(reply)
+        inbox.settle()
         if inbox.received < self.min_clients:
             raise TooFewClients(
                 f"round {round} has {inbox.received} of at least {self.min_clients} updates: "
@@ -137,7 +148,8 @@ class Federation:
                 f"({inbox.told() or 'no problem known'})"
             )
         kept = before.client_memory.replaced(inbox.memory)
-        after = replace(before, round=round, client_memory=kept)
+        norms = before.norms.after(inbox.norms)
+        after = replace(before, round=round, client_memory=kept, norms=norms)
         down, clamped = 0, 0
         if inbox.received:
             after, down, clamped = self.merge(after, phase, inbox.total.mean())
@@ -166,11 +178,16 @@ class Federation:
             raise Diverged("the global state left the finite numbers")
         return replace(snapshot, state=state, server_memory=memory), size, clamped
 
-    def open_inbox(self, job: Job, memories: Memories) -> Inbox:
+    def open_inbox(self, job: Job, before: Snapshot) -> Inbox:
         """Where the round's uploads arrive."""
         base = self.base_of(job.state)
         limits, spec = self.limits(job, base), self.spec(job.round, base)
-        return Inbox(self, spec, limits, Sum(job.state), memories)
+        bound = self.norm_bound(before)
+        return Inbox(self, spec, limits, Sum(job.state), before.client_memory, bound)
+
+    def norm_bound(self, before: Snapshot) -> NormBound:
+        """The bound on the norms of a round's updates."""
+        return NormBound(self.max_norm_ratio or 0.0, before.norms)
 
     def limits(self, job: Job, base: bytes) -> Limits:
         """What every upload of a round must be like."""
@@ -233,17 +250,60 @@ class Federation:
         )
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """Uploads that arrived together and passed the checks of their bytes.
+
+    ``norms`` has those of each update, and ``memory`` what each client keeps if it is merged.
+    """
+
+    specs: Sequence[Spec]
+    update: Update
+    sizes: Sequence[int]
+    losses: Sequence[float]
+    memory: Mapping[int, Memory]
+    norms: Sequence[Norms]
+
+    def rows(self, which: list[int]) -> Arrival:
+        """Some of the uploads."""
+        if len(which) == len(self.specs):
+            return self
+        specs = [self.specs[row] for row in which]
+        clients = {spec.client for spec in specs}
+        return Arrival(
+            specs,
+            self.update.rows(which),
+            [self.sizes[row] for row in which],
+            [self.losses[row] for row in which],
+            {n: kept for n, kept in self.memory.items() if n in clients},
+            [self.norms[row] for row in which],
+        )
+
+
 class Inbox:
-    """Takes a round's uploads one by one: checks, counts, adds, and forgets each."""
+    """Takes a round's uploads one by one: checks, counts, adds, and forgets each.
+
+    An upload with an unusual norm is held back, and with it all that follow, so that updates are
+    added in the order in which they came. :meth:`settle` decides on them at the end of the round,
+    or earlier if they take more than ``MAX_HELD_BYTES``. In the first round, all are held back.
+    """
 
     def __init__(
-        self, federation: Federation, spec: Spec, limits: Limits, total: Sum, memories: Memories
+        self,
+        federation: Federation,
+        spec: Spec,
+        limits: Limits,
+        total: Sum,
+        memories: Memories,
+        bound: NormBound,
     ) -> None:
         self.federation, self.spec, self.limits, self.total = federation, spec, limits, total
-        self.memories = memories
+        self.memories, self.bound = memories, bound
         self.memory: dict[int, Any] = {}
         self.problems: dict[str, str] = {}
         self.losses: list[float] = []
+        self.norms: list[Norms] = []
+        self.held: list[Arrival] = []
         self.received = self.rejected = self.size = 0
 
     @property
@@ -262,7 +322,7 @@ class Inbox:
         return "; ".join(f"client {client}: {why}" for client, why in self.problems.items())
 
     def take(self, reply: ClientResult | Received | Missing) -> None:
-        """Merge one client's upload, or refuse it."""
+        """Take one client's upload, or refuse it."""
         if isinstance(reply, Missing):
             self.problems[str(reply.client)] = reply.reason
             return
@@ -270,38 +330,57 @@ class Inbox:
         try:
             update, size = self._carry(reply, spec)
         except FrameError as problem:
-            self.rejected += 1
-            self.size += self._size(reply, spec)  # it was sent, if in vain
-            self.problems[str(reply.client)] = str(problem)
+            self._refuse(reply.client, str(problem), self._size(reply, spec))
             return
-        memory = {reply.client: reply.memory}
-        self._merge([spec], update, [size], [reply.loss], memory)
+        memory, norms = {reply.client: reply.memory}, self.bound.norms_of(update)
+        self._admit(Arrival([spec], update, [size], [reply.loss], memory, norms))
 
     def take_all(self, replies: Results) -> None:
-        """Merge the uploads of clients that trained together."""
+        """Take the uploads of clients that trained together."""
         if self.federation.wire is not counted:
             for reply in replies:
                 self.take(reply)
         elif replies.clients:
             specs = [replace(self.spec, client=n) for n in replies.clients]
             memory = {each.client: each.memory for each in replies} if replies.memory else {}
-            self._merge(specs, replies.update, replies.sizes, replies.losses, memory)
+            update, norms = replies.update, self.bound.norms_of(replies.update)
+            self._admit(Arrival(specs, update, replies.sizes, replies.losses, memory, norms))
 
-    def _merge(
-        self,
-        specs: Sequence[Spec],
-        update: Update,
-        sizes: Sequence[int],
-        losses: Sequence[float],
-        memory: Mapping[int, Memory],
-    ) -> None:
-        self.received += len(specs)
-        self.size += sum(sizes)
-        self.losses += losses
-        self.total.add(update)
-        self.federation.on_upload(specs, update, sizes)
+    def settle(self) -> None:
+        """Merge what was held back, except for updates that are too large."""
+        held, self.held = self.held, []
+        for arrival in held:
+            problems = [self.bound.violation(norms, self.norms) for norms in arrival.norms]
+            for spec, size, problem in zip(arrival.specs, arrival.sizes, problems, strict=True):
+                if problem:
+                    self._refuse(spec.client, problem, size)
+            self._merge(arrival.rows([row for row, why in enumerate(problems) if not why]))
+
+    def _admit(self, arrival: Arrival) -> None:
+        self.norms += arrival.norms
+        if not self.held and all(map(self.bound.is_typical, arrival.norms)):
+            self._merge(arrival)
+            return
+        self.held.append(arrival)
+        if sum(held_bytes(each.update) for each in self.held) > MAX_HELD_BYTES:
+            self.settle()
+
+    def _refuse(self, client: int, problem: str, size: int) -> None:
+        self.rejected += 1
+        self.size += size  # rejected updates still count as traffic
+        self.problems[str(client)] = problem
+
+    def _merge(self, arrival: Arrival) -> None:
+        if not arrival.specs:
+            return
+        self.received += len(arrival.specs)
+        self.size += sum(arrival.sizes)
+        self.losses += arrival.losses
+        self.total.add(arrival.update)
+        self.federation.on_upload(arrival.specs, arrival.update, arrival.sizes)
         if self.federation.algorithm.client_memory:
-            self.memory.update((n, self.memories.keep(kept)) for n, kept in memory.items())
+            kept = {n: self.memories.keep(memory) for n, memory in arrival.memory.items()}
+            self.memory.update(kept)
 
     def _carry(self, reply: ClientResult | Received, spec: Spec) -> tuple[Update, int]:
         federation = self.federation

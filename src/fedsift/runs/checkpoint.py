@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsift.federation import Snapshot, Traffic
+from fedsift.influence import NormHistory
 from fedsift.memories import DIGEST_BYTES, Held, Memories, OnDisk
 from fedsift.runs.config import RunConfig
 from fedsift.vector import Moments
@@ -66,4 +67,5 @@ def snapshot_of(
     prefix = "server/"
     server = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
     state = Moments(tensors["w"], tensors["m"], tensors["v"])
-    return Snapshot(about["round"], state, server, memories, Traffic(**about["traffic"]))
+    traffic, norms = Traffic(**about["traffic"]), NormHistory(about["norms"])
+    return Snapshot(about["round"], state, server, memories, traffic, norms)

@@ -240,6 +240,7 @@ class RunFolder:
         about = {
             "round": checkpoint.snapshot.round,
             "traffic": asdict(checkpoint.snapshot.traffic),
+            "norms": checkpoint.snapshot.norms.medians,
             "seconds": checkpoint.seconds,
             "layout": federation.task.layout.fingerprint(),
             "config": fingerprint_of(config),
@@ -255,7 +256,7 @@ class RunFolder:
         if not self.checkpoint_file.exists():
             return None
         config = self.config()
-        if missing := set(config.make_algorithm().settings) - set(read_values(self.config_file)):
+        if missing := config.flat().keys() - read_values(self.config_file).keys():
             raise ConfigError(
                 f"{self.path} was begun with an earlier fedsift, which had no "
                 f"{', '.join(sorted(missing))}: begin anew with another --out"
