@@ -20,6 +20,7 @@ from fedsift.engine import Engine, Forked, Stacked, Task
 from fedsift.engine.stacked import PRECISIONS
 from fedsift.engine.task import Data, Diverged, Loss, check_model
 from fedsift.federation import Federation, Happened, Snapshot, check_cohort
+from fedsift.influence import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.memories import OnDisk, SlotFile
 from fedsift.vector import Layout, Moments
 
@@ -63,6 +64,7 @@ def simulate(
     seed: int = 0,
     device: str | torch.device = "cpu",
     precision: str = "fp32",
+    max_norm_ratio: float | None = MAX_NORM_RATIO,
     on_round: Callable[[Record], None] | None = None,
 ) -> Result:
     """Train a model over clients that share updates, never data.
@@ -98,6 +100,10 @@ def simulate(
         Where tensors live; ``"auto"`` is CUDA where there is one.
     precision
         On a GPU: ``"fp32"``, ``"tf32"`` or ``"bf16"``.
+    max_norm_ratio
+        An update is rejected if the L2 norm of its W is more than this many times the usual norm
+        in this and recent rounds. M may be twice as many times as large, V the square of that.
+        0 or None: no bound.
     on_round
         Called with each round's record.
 
@@ -126,6 +132,7 @@ def simulate(
         seed=seed,
         device=device,
         precision=precision,
+        max_norm_ratio=max_norm_ratio,
     )
     history: list[Record] = []
     last = first(federation)
@@ -152,6 +159,7 @@ def prepare(
     seed: int,
     device: str | torch.device,
     precision: str = "fp32",
+    max_norm_ratio: float | None = MAX_NORM_RATIO,
 ) -> Federation:
     """Check everything and put it on the device."""
     device = chosen_device(device)
@@ -169,6 +177,7 @@ def prepare(
     if batch_size is not None:
         _check_whole("batch_size", batch_size, at_least=1)
     check_cohort(len(clients), participation, min_clients)
+    check_max_norm_ratio(max_norm_ratio)
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
     if precision not in PRECISIONS:
@@ -184,7 +193,16 @@ def prepare(
     there = None if test is None else _to(test, device)
     task = Task(own, loss, here, there, batch_size, seed, Layout.of(model))
     engine = engine_for(task, algorithm, precision)
-    return Federation(task, algorithm, engine, participation, dropout, min_clients, WIRES[wire])
+    return Federation(
+        task,
+        algorithm,
+        engine,
+        participation,
+        dropout,
+        min_clients,
+        WIRES[wire],
+        max_norm_ratio=max_norm_ratio,
+    )
 
 
 def engine_for(task: Task, algorithm: Algorithm, precision: str) -> Engine:

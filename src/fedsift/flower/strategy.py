@@ -24,6 +24,7 @@ from fedsift.federation import MOST_SAMPLES, check_cohort
 from fedsift.flower.arrays import flat, named
 from fedsift.flower.deployment import Deployment, Node, Orders
 from fedsift.flower.exchange import Exchange, connected
+from fedsift.influence import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.report.html import report_on
 from fedsift.runs.checkpoint import Checkpoint
 from fedsift.runs.config import RunConfig
@@ -55,6 +56,10 @@ class FedSift(Strategy):
         The share of clients that train in a round.
     min_clients
         A round with fewer updates than this stops the run; it can be continued.
+    max_norm_ratio
+        An update is rejected if the L2 norm of its W is more than this many times the usual norm
+        in this and recent rounds. M may be twice as many times as large, V the square of that.
+        0 or None: no bound.
     enough
         So many updates end a round, without waiting for the others; None waits for all.
     wait
@@ -76,6 +81,7 @@ class FedSift(Strategy):
         most_samples: int = MOST_SAMPLES,
         participation: float = 1.0,
         min_clients: int = 1,
+        max_norm_ratio: float | None = MAX_NORM_RATIO,
         enough: int | None = None,
         wait: float = 300.0,
         seed: int = 0,
@@ -89,12 +95,14 @@ class FedSift(Strategy):
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, or None for all, got {batch_size}")
         check_cohort(clients, participation, min_clients)
+        check_max_norm_ratio(max_norm_ratio)
         if enough is not None and not max(1, min_clients) <= enough <= clients:
             raise ValueError(f"enough must be from min_clients to {clients}, got {enough}")
         self.algorithm, self.clients = algorithm, clients
         self.batch_size, self.most_samples = batch_size, most_samples
         self.seed, self.participation = seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
+        self.max_norm_ratio = float(max_norm_ratio or 0)
         self.path, self.dataset, self.model = Path(folder), dataset, model
         self.partition, self.theta = partition, theta
         self.nodes: dict[int, Node] = {}
@@ -153,6 +161,7 @@ class FedSift(Strategy):
             theta=self.theta,
             participation=self.participation,
             min_clients=self.min_clients,
+            max_norm_ratio=self.max_norm_ratio,
             wire="flower",
             seed=self.seed,
             device="cpu",
@@ -176,6 +185,7 @@ class FedSift(Strategy):
             min_clients=least,
             on_upload=self.uploads.take,
             most_samples=self.most_samples,
+            max_norm_ratio=self.max_norm_ratio,
         )
         self.saved_config = self.folder.config()
         saved = self.folder.load(self.federation, "cpu")
@@ -242,10 +252,11 @@ class FedSift(Strategy):
         if isinstance(reply, Missing):
             return False
         try:
-            self.federation.opened(reply, limits)
+            update = self.federation.opened(reply, limits)
         except FrameError:
             return False
-        return True
+        bound = self.federation.norm_bound(self.snapshot)
+        return not any(map(bound.violation, bound.norms_of(update)))
 
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
         """Accuracy and loss by the app's own ``evaluate_fn``."""

@@ -49,6 +49,7 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
         participation=config.participation,
         dropout=config.dropout,
         min_clients=config.min_clients,
+        max_norm_ratio=config.max_norm_ratio,
         wire=config.wire,
         loss=dataset.loss,
         seed=config.seed,
