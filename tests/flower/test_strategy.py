@@ -18,7 +18,7 @@ from fedsift.adam import adam_step, clipped
 from fedsift.algorithms import METHODS, Algorithm, find, settings_of
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.header import read_header
-from fedsift.codec.update import Update
+from fedsift.codec.update import Coded, Update
 from fedsift.federation import TooFewClients
 from fedsift.flower import FedSift, arrays_of, client_app, exchange
 from fedsift.flower.arrays import flat
@@ -381,6 +381,42 @@ def test_only_updates_that_are_merged_are_enough(place):
     grid = evil(place.grid(), lie(frame=b"junk" * 9), nodes=(100, 102))
     start(place.strategy(min_clients=3, enough=3), grid, 1)
     record = place.history()[0]
+    assert (record["clients"], record["rejected"]) == (3, 2)
+
+
+def flipped(answer):
+    """The honest answer with W × -100."""
+    layout = Layout.of(make_model())
+    header = read_header(answer.frame)[0]
+    update = decode(answer.frame, layout)
+    (part,) = update.parts
+    w = Coded.of(-100 * part.values["w"].restore())
+    update = Update((replace(part, values={**part.values, "w": w}),), update.weights)
+    spec = Spec(layout, SSM.name, header.round, answer.client, header.run, header.base)
+    return replace(answer, frame=encode(update, spec)).records()
+
+
+def test_an_update_that_is_far_too_large_is_rejected_from_the_first_round_on(place):
+    strategy = place.strategy()
+    start(strategy, evil(place.grid(), flipped), 2)
+    for record in place.history():
+        assert (record["clients"], record["rejected"]) == (CLIENTS - 1, 1)
+        assert "times as large as usual in recent rounds" in record["problems"]["0"]
+    assert all(len(medians) == 2 for medians in strategy.snapshot.norms.medians.values())
+    again = place.strategy()
+    start(again, place.grid(), 3)
+    assert place.history()[2]["clients"] == CLIENTS
+
+
+def test_an_update_that_is_far_too_large_is_merged_without_the_bound(place):
+    start(place.strategy(max_norm_ratio=None), evil(place.grid(), flipped), 1)
+    assert (place.history()[0]["clients"], place.history()[0]["rejected"]) == (CLIENTS, 0)
+
+
+def test_updates_that_are_far_too_large_are_not_enough(place):
+    start(place.strategy(enough=3), grid := place.grid(), 1)
+    start(place.strategy(enough=3), evil(grid, flipped, nodes=(100, 102)), 2)
+    record = place.history()[1]
     assert (record["clients"], record["rejected"]) == (3, 2)
 
 
