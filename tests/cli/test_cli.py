@@ -26,7 +26,9 @@ from fedsift.cli.terminal import show_timings
 from fedsift.cli.timings import Timing
 from fedsift.codec.errors import FrameError
 from fedsift.data import DATASETS
-from fedsift.federation.round import Inbox
+from fedsift.federation.inbox import (
+    Inbox,
+)
 from fedsift.models import MODELS
 from fedsift.runs import RunConfig, RunFolder, federation_of
 from fedsift.runs.disk import replace_file

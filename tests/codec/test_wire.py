@@ -11,7 +11,7 @@ from fedsift import algorithms
 from fedsift.codec import FrameError, decode, encode
 from fedsift.codec.frame import checksum
 from fedsift.errors import TooFewClients
-from fedsift.simulation import prepare
+from fedsift.simulation import Options, prepare
 from problems import ridge
 
 
@@ -47,8 +47,8 @@ def federation(wire, name="fedadam-ssm", **options):
     options = {"participation": 1.0, "dropout": 0.0, "min_clients": 0, **options}
     method = algorithms.find(name)(**settings(name, density=0.2, local_steps=3))
     made = prepare(
-        problem.model, problem.clients, None, method, batch_size=None, wire="real",
-        loss=mse_loss, seed=0, device="cpu", **options,
+        problem.model, problem.clients, None, method, Options(batch_size=None, wire="real",
+        loss=mse_loss, seed=0, device="cpu", **options),
     )  # fmt: skip
     return replace(made, wire=wire)
 
@@ -90,18 +90,18 @@ ATTACKS = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_bad_upload_is_rejected_and_the_round_goes_on(attack):
     attacked = federation(tampering(ATTACKS[attack]))
-    after, happened = attacked.play(attacked.first())
+    after, happened = attacked.run_round(attacked.initial_snapshot())
     assert (happened.clients, happened.rejected) == (4, 1)
 
     absent = federation(tampering(lambda *_: b""))
-    without, _ = absent.play(absent.first())
+    without, _ = absent.run_round(absent.initial_snapshot())
     assert torch.equal(after.state.w, without.state.w)
 
 
 def test_a_round_with_too_few_good_updates_stops_with_the_reason():
     few = federation(tampering(lambda *_: b"", victims=(0, 1, 2)), min_clients=3)
     with pytest.raises(TooFewClients, match=r"2 of at least 3 updates.*3 rejected \(client 0"):
-        few.play(few.first())
+        few.run_round(few.initial_snapshot())
 
 
 def test_a_hostile_second_moment_is_clamped_and_counted():
@@ -109,7 +109,7 @@ def test_a_hostile_second_moment_is_clamped_and_counted():
         return encode(with_values(update, -1e3, role="v"), spec)
 
     attacked = federation(tampering(poison))
-    after, happened = attacked.play(attacked.first())
+    after, happened = attacked.run_round(attacked.initial_snapshot())
     assert happened.clamped == 1
     assert bool((after.state.v >= 0).all())
 
@@ -124,15 +124,15 @@ def test_a_replayed_frame_is_refused_in_the_next_round():
         return update, 0
 
     fed = federation(wire)
-    first, happened = fed.play(fed.first())
+    first, happened = fed.run_round(fed.initial_snapshot())
     assert happened.rejected == 0
-    _, happened = fed.play(first)
+    _, happened = fed.run_round(first)
     assert happened.rejected == 1
 
 
 def test_memory_is_kept_only_by_clients_whose_update_arrived():
     fed = federation(tampering(lambda *_: b"", victims=(1, 3)), name="efficient-adam")
-    after, _ = fed.play(fed.first())
+    after, _ = fed.run_round(fed.initial_snapshot())
     assert set(after.client_memory) == {0, 2, 4}
 
 
@@ -158,8 +158,8 @@ def test_the_traffic_is_the_frames_length():
         return decode(frame, spec.layout, limits), len(frame)
 
     fed = federation(wire)
-    start = fed.first()
-    after, _ = fed.play(start)
+    start = fed.initial_snapshot()
+    after, _ = fed.run_round(start)
     up = [size for client, size in lengths if client is not None]
     first, down = (size for client, size in lengths if client is None)
     assert start.traffic.downlink_bytes == first
@@ -181,7 +181,7 @@ def test_a_client_with_huge_but_finite_values_is_rejected_alone():
         return encode(with_values(update, 3e38), spec)
 
     attacked = federation(tampering(huge))
-    after, happened = attacked.play(attacked.first())
+    after, happened = attacked.run_round(attacked.initial_snapshot())
     assert (happened.clients, happened.rejected) == (4, 1)
     assert bool(torch.isfinite(after.state.w).all())
 
@@ -192,13 +192,13 @@ def test_a_weight_that_is_not_the_clients_own_is_rejected(weight):
         return encode(replace(update, weights=(weight,)), spec)
 
     attacked = federation(tampering(lighter))
-    _, happened = attacked.play(attacked.first())
+    _, happened = attacked.run_round(attacked.initial_snapshot())
     assert happened.rejected == 1
 
 
 def test_a_frame_of_another_run_is_rejected():
     attacked = federation(tampering(lambda f, u, spec: encode(u, replace(spec, run=bytes(8)))))
-    _, happened = attacked.play(attacked.first())
+    _, happened = attacked.run_round(attacked.initial_snapshot())
     assert happened.rejected == 1
 
 

@@ -247,7 +247,7 @@ def test_a_checkpoint_is_of_the_settings_that_trained_whatever_the_file_says_by_
 
 
 def test_memories_of_a_run_with_other_settings_are_not_called_corrupt(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedsift.federation.round.LITTLE_FOR_ALL", 0)
+    monkeypatch.setattr("fedsift.federation.memories.MAX_RAM_IF_ALL_TRAIN", 0)
     config = RunConfig.from_values({"algorithm": "sift", "clients": 3, "rounds": 2})
     run, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
     list(go(run, federation, begin(run, federation), 2))
