@@ -100,7 +100,7 @@ def test_a_bad_upload_is_rejected_and_the_round_goes_on(attack):
 
 def test_a_round_with_too_few_good_updates_stops_with_the_reason():
     few = federation(tampering(lambda *_: b"", victims=(0, 1, 2)), min_clients=3)
-    with pytest.raises(TooFewClients, match=r"2 of at least 3 updates.*3 rejected \(client 0"):
+    with pytest.raises(TooFewClients, match=r"merged 2 updates, but needs at least 3.*3 rejected \(client 0"):
         few.run_round(few.initial_snapshot())
 
 

@@ -176,7 +176,7 @@ def simulated_without(client, clients, rounds):
         Options(batch_size=task.BATCH, participation=1.0, dropout=0.0, min_clients=0, wire="real",
         loss=torch.nn.functional.cross_entropy, seed=task.SEED, device="cpu"),
     )  # fmt: skip
-    object.__setattr__(without, "dropped", lambda round, cohort: frozenset({client}))
+    object.__setattr__(without, "lost_clients", lambda round, cohort: frozenset({client}))
     snapshot = without.initial_snapshot()
     for _ in range(rounds):
         snapshot, _ = without.run_round(snapshot)

@@ -238,7 +238,7 @@ def test_a_client_whose_upload_was_lost_trains_on_with_its_old_memory(place):
     snapshot = simulation.initial_snapshot()
     for round in (1, 2, 3):
         lost = frozenset({1}) if round == 2 else frozenset()
-        object.__setattr__(simulation, "dropped", lambda r, cohort, lost=lost: lost)
+        object.__setattr__(simulation, "lost_clients", lambda r, cohort, lost=lost: lost)
         snapshot, _ = simulation.run_round(snapshot)
     assert federation.task.seed == SEED
     assert_same_bits(strategy.snapshot.state, snapshot.state)
@@ -280,7 +280,7 @@ def test_too_few_nodes_or_updates_stop_the_run_and_it_goes_on_later(place):
     for node in grid.nodes.values():
         node.is_online = True
     grid.silent = {100, 101}
-    with pytest.raises(TooFewClients, match="round 1 has 3 of at least 4 updates"):
+    with pytest.raises(TooFewClients, match="round 1 merged 3 updates, but needs at least 4"):
         start(place.strategy(min_clients=4), grid, 1, timeout=0.5)
     grid.silent = set()
     start(place.strategy(min_clients=4), grid, 1)

@@ -329,7 +329,7 @@ def events_of(path):
 def test_tensorboard_events_are_the_metrics_each_round_once_even_after_a_stop(
     tmp_path, monkeypatch
 ):
-    play = Federation.play
+    play = Federation.run_round
 
     def interrupted(self, snapshot):
         if snapshot.round == 2:
@@ -339,7 +339,7 @@ def test_tensorboard_events_are_the_metrics_each_round_once_even_after_a_stop(
     out = tmp_path / "out"
     words = ["--clients", "3", "--rounds", "4", "--local-steps", "1", "--out", str(out)]
     with monkeypatch.context() as patched:
-        patched.setattr(Federation, "play", interrupted)
+        patched.setattr(Federation, "run_round", interrupted)
         assert main(["run", "--tensorboard", *words]) == 130
     assert main(["resume", str(out)]) == 0
     events, history = events_of(out), RunFolder.open(out).history()
