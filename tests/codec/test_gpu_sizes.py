@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsift.codec import gaps, index, sizes, symbols
+from fedsift.codec import index, index_gaps, index_sizes, value_entropy
 from fedsift.codec.index import Entropy
 
 pytest.importorskip("triton", reason="Triton is not installed: there are no kernels to test")
@@ -43,12 +43,12 @@ def stack(clients: int, d: int, k: int) -> torch.Tensor:
     ],
 )
 def test_a_stack_of_masks_is_as_long_as_its_bytes(clients, d, k, layers, monkeypatch):
-    rows, starts = stack(clients, d, k), gaps.segments(LAYERS[layers], d)
+    rows, starts = stack(clients, d, k), index_gaps.segment_starts(LAYERS[layers], d)
     counted = gpu_sizes.gap_histograms(rows.to(DEVICE), starts)
-    assert torch.equal(counted.cpu(), gaps.stacked_histograms(rows, starts))
-    monkeypatch.setattr(sizes, "has_kernels", lambda x: True)
+    assert torch.equal(counted.cpu(), index_gaps.stacked_histograms(rows, starts))
+    monkeypatch.setattr(index_sizes, "can_use_triton", lambda x: True)
     coded = rows if 2 * k <= d else index._stacked_complement(rows, d)
-    found = sizes.mask_sizes(coded.to(DEVICE), starts).tolist()
+    found = index_sizes.mask_sizes(coded.to(DEVICE), starts).tolist()
     assert found == [len(Entropy().encode(row.numpy(), d, LAYERS[layers])) for row in rows]
 
 
@@ -60,9 +60,9 @@ def test_indices_that_descend_write_nowhere_else():
 
 def test_counts_need_not_lie_in_order():
     seen = torch.arange(2 * 240, device=DEVICE).view(240, 1, 2).permute(2, 1, 0)
-    assert torch.equal(gpu_sizes.mask_sizes(seen).cpu(), sizes.best_sizes(seen.cpu()))
+    assert torch.equal(gpu_sizes.mask_sizes(seen).cpu(), index_sizes.smallest_sizes(seen.cpu()))
     codes = seen[:, 0, :16]
-    assert torch.equal(gpu_sizes.code_sizes(codes).cpu(), symbols.sizes(codes.cpu()))
+    assert torch.equal(gpu_sizes.code_sizes(codes).cpu(), value_entropy.coded_sizes(codes.cpu()))
 
 
 counts = st.one_of(st.just(0), st.integers(0, 3), st.integers(0, 2**31))
@@ -78,7 +78,7 @@ def test_sizes_of_masks_are_those_of_the_tensors(tables, cells):
     for table, bucket, times in cells:
         histogram[0, table % tables, bucket] += times
     found = gpu_sizes.mask_sizes(histogram.to(DEVICE))
-    assert torch.equal(found.cpu(), sizes.best_sizes(histogram))
+    assert torch.equal(found.cpu(), index_sizes.smallest_sizes(histogram))
 
 
 @settings(max_examples=25)
@@ -89,7 +89,7 @@ def test_sizes_of_codes_are_those_of_the_tensors(data, bits):
     for row in seen:
         given = torch.tensor(data.draw(some))
         row[-len(given) :] = given
-    expected = symbols.sizes(seen)
+    expected = value_entropy.coded_sizes(seen)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(symbols, "has_kernels", lambda x: True)
-        assert torch.equal(symbols.sizes(seen.to(DEVICE)).cpu(), expected)
+        patch.setattr(value_entropy, "can_use_triton", lambda x: True)
+        assert torch.equal(value_entropy.coded_sizes(seen.to(DEVICE)).cpu(), expected)

@@ -8,27 +8,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsift.codec import gaps as module
+from fedsift.codec import index_gaps
 from fedsift.codec.errors import FrameError
-from fedsift.codec.gaps import Ints
 from fedsift.codec.index import (
-    CODERS,
+    INDEX_CODERS,
     Bitmap,
     Entropy,
     IndexCoder,
     Packed,
+    encode_shortest,
     entropy_size,
     gap_histogram,
-    shortest,
     shortest_sizes,
 )
-from fedsift.codec.sizes import best_sizes
+from fedsift.codec.index_sizes import smallest_sizes
+from fedsift.codec.range_coder import IntArray
 
 ONE_LAYER = np.array([0])
-BY_NAME = pytest.mark.parametrize("coder", CODERS, ids=lambda coder: coder.name)
+BY_NAME = pytest.mark.parametrize("coder", INDEX_CODERS, ids=lambda coder: coder.name)
 
 
-def random_mask(d: int, k: int, seed: int = 0) -> Ints:
+def random_mask(d: int, k: int, seed: int = 0) -> IntArray:
     return np.sort(np.random.default_rng(seed).choice(d, k, replace=False))
 
 
@@ -36,7 +36,7 @@ def limit_bytes(d: int, k: int) -> float:
     return (lgamma(d + 1) - lgamma(k + 1) - lgamma(d - k + 1)) / log(2) / 8
 
 
-def check_round_trip(coder: IndexCoder, indices: Ints, d: int, layers: Ints) -> bytes:
+def check_round_trip(coder: IndexCoder, indices: IntArray, d: int, layers: IntArray) -> bytes:
     payload = coder.encode(indices, d, layers)
     assert len(payload) == coder.size(indices, d, layers)
     decoded = coder.decode(payload, len(indices), d, layers)
@@ -46,7 +46,7 @@ def check_round_trip(coder: IndexCoder, indices: Ints, d: int, layers: Ints) -> 
 
 
 @st.composite
-def masks(draw: st.DrawFn) -> tuple[Ints, int]:
+def masks(draw: st.DrawFn) -> tuple[IntArray, int]:
     """Uniform, clustered, empty, full and periodic masks of small and medium d."""
     d = draw(st.integers(1, 100) | st.integers(100, 5000))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -63,7 +63,7 @@ def masks(draw: st.DrawFn) -> tuple[Ints, int]:
 @settings(max_examples=150, deadline=None)
 @given(mask=masks(), cuts=st.sets(st.integers(1, 4999), max_size=8))
 def test_round_trip_and_exact_size(
-    coder: IndexCoder, mask: tuple[Ints, int], cuts: set[int]
+    coder: IndexCoder, mask: tuple[IntArray, int], cuts: set[int]
 ) -> None:
     indices, d = mask
     layers = np.array([0, *sorted(cut for cut in cuts if cut < d)])
@@ -105,7 +105,7 @@ def test_uniform_masks_reach_the_information_limit(density: float) -> None:
     indices = random_mask(d, k)
     limit = limit_bytes(d, k)
     assert limit < Entropy().size(indices, d, ONE_LAYER) <= 1.005 * limit + 64
-    assert shortest(indices, d, ONE_LAYER)[0].name == "entropy"
+    assert encode_shortest(indices, d, ONE_LAYER)[0].name == "entropy"
 
 
 def test_clustered_masks_go_below_the_limit() -> None:
@@ -149,8 +149,8 @@ def test_likely_symbols_stay_within_the_size(clusters: int) -> None:
 def test_the_smallest_is_taken() -> None:
     for d, k in [(8, 4), (1000, 1), (1000, 500), (100_000, 5000), (100_000, 99_000), (5, 0)]:
         indices = random_mask(d, k)
-        sizes = [coder.size(indices, d, ONE_LAYER) for coder in CODERS]
-        coder, payload = shortest(indices, d, ONE_LAYER)
+        sizes = [coder.size(indices, d, ONE_LAYER) for coder in INDEX_CODERS]
+        coder, payload = encode_shortest(indices, d, ONE_LAYER)
         assert len(payload) == min(sizes)
         assert coder.decode(payload, k, d, ONE_LAYER).tolist() == indices.tolist()
         stack = torch.from_numpy(indices)[None]
@@ -178,7 +178,9 @@ def test_only_ascending_indices_are_written(coder: IndexCoder, bad: list[int]) -
 # Hostile bytes.
 
 
-def refused(coder: IndexCoder, payload: bytes, k: int, d: int, layers: Ints = ONE_LAYER) -> None:
+def refused(
+    coder: IndexCoder, payload: bytes, k: int, d: int, layers: IntArray = ONE_LAYER
+) -> None:
     with pytest.raises(FrameError):
         coder.decode(payload, k, d, layers)
 
@@ -252,9 +254,9 @@ def test_entropy_a_change_before_the_end_is_another_mask_or_none() -> None:
 def test_entropy_headers() -> None:
     d, layers = 200_000, np.array([0, 100_000])
     indices = np.concatenate([random_mask(100_000, 20_000), 100_000 + random_mask(100_000, 100)])
-    buckets = module.fine_buckets(module.gaps_of(indices))
-    model = module.GapModel.fit(module.histogram_of(indices, layers, buckets), 4)
-    payload = model.header() + model.write(module.gaps_of(indices), buckets)
+    buckets = index_gaps.fine_buckets(index_gaps.gaps_of(indices))
+    model = index_gaps.GapModel.fit(index_gaps.segment_histogram(indices, layers, buckets), 4)
+    payload = model.header() + model.encode(index_gaps.gaps_of(indices), buckets)
     assert Entropy().decode(payload, len(indices), d, layers).tolist() == indices.tolist()
     k = len(indices)
     length = payload[5]
@@ -278,15 +280,15 @@ def test_entropy_headers() -> None:
 def test_entropy_index_outside_its_layer() -> None:
     """A hostile sender codes a gap that leaves the vector, or the segment, with sound words."""
     gaps = np.array([3, 10])
-    buckets = module.fine_buckets(gaps)
-    model = module.GapModel.fit(np.bincount(buckets, minlength=240)[None], 0)
-    payload = model.header() + model.write(gaps, buckets)
+    buckets = index_gaps.fine_buckets(gaps)
+    model = index_gaps.GapModel.fit(np.bincount(buckets, minlength=240)[None], 0)
+    payload = model.header() + model.encode(gaps, buckets)
     assert Entropy().decode(payload, 2, 15, ONE_LAYER).tolist() == [3, 14]
     refused(Entropy(), payload, 2, 14)
 
 
 def test_a_small_payload_cannot_claim_much() -> None:
-    for coder in CODERS:
+    for coder in INDEX_CODERS:
         refused(coder, b"\0\x01\xc0" + bytes(8), 2**40, 2**50)
         refused(coder, b"", 10**6, 10**9)
 
@@ -342,20 +344,20 @@ def reference_weights(logs: list[int]) -> list[int]:
 def test_the_bytes_are_those_of_the_specification(kind: int, k: int) -> None:
     d = 20 * k
     indices = random_mask(d, k, seed=k)
-    model = module.GapModel.fit(gap_histogram(indices, d, ONE_LAYER), kind)
-    gaps = module.gaps_of(indices)
-    written = model.write(gaps, module.fine_buckets(gaps))
+    model = index_gaps.GapModel.fit(gap_histogram(indices, d, ONE_LAYER), kind)
+    gaps = index_gaps.gaps_of(indices)
+    written = model.encode(gaps, index_gaps.fine_buckets(gaps))
     logs = model.logs[0].tolist()
     assert written == reference_encode(indices.tolist(), kind & 3, logs, len(written))
 
 
 @pytest.mark.parametrize("layers", [ONE_LAYER, np.array([0, 70_000, 150_000, 150_400])])
-def test_histograms_of_a_stack_are_those_of_its_rows(layers: Ints) -> None:
+def test_histograms_of_a_stack_are_those_of_its_rows(layers: IntArray) -> None:
     d, k = 200_000, 5_000
     rows = np.stack([random_mask(d, k, seed) for seed in range(3)])
-    starts = module.segments(layers, d)
-    both = module.stacked_histograms(torch.from_numpy(rows), starts)
-    sizes = best_sizes(both).tolist()
+    starts = index_gaps.segment_starts(layers, d)
+    both = index_gaps.stacked_histograms(torch.from_numpy(rows), starts)
+    sizes = smallest_sizes(both).tolist()
     for counted, size, row in zip(both.numpy(), sizes, rows, strict=True):
         assert np.array_equal(counted, gap_histogram(row, d, layers))
         assert size == entropy_size(counted) == Entropy().size(row, d, layers)
@@ -370,5 +372,5 @@ def test_sizes_counted_together_are_those_counted_alone(tables: int, cells: list
     for table, bucket, times in cells:
         histogram[table % tables, bucket] += times
     both = [histogram, histogram[::-1].copy()]
-    together = best_sizes(torch.from_numpy(np.stack(both)))
+    together = smallest_sizes(torch.from_numpy(np.stack(both)))
     assert together.tolist() == [entropy_size(each) for each in both]

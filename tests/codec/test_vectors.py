@@ -8,7 +8,7 @@ import torch
 from codec.make_vectors import LAYOUT, VECTORS, cases, describe
 from fedsift.codec import Spec, decode, encode
 from fedsift.codec.header import read_header
-from fedsift.codec.values import CODERS
+from fedsift.codec.values import VALUE_CODERS
 
 ABOUT = json.loads((VECTORS / "vectors.json").read_text())
 FRAMES = {each["file"].removesuffix(".bin"): each for each in ABOUT["frames"]}
@@ -46,7 +46,7 @@ def test_the_vectors_hold_every_index_coder():
 
 def test_the_vectors_hold_packed_and_entropy_coded_values():
     forms = {
-        (each["coder"], each["bytes"] == CODERS[each["coder"]].size(part["k"]))
+        (each["coder"], each["bytes"] == VALUE_CODERS[each["coder"]].size(part["k"]))
         for frame in FRAMES.values()
         for part in frame["parts"]
         for each in part["values"].values()

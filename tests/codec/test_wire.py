@@ -10,6 +10,7 @@ import fedsift
 from fedsift import algorithms
 from fedsift.codec import FrameError, decode, encode
 from fedsift.codec.frame import checksum
+from fedsift.codec.wire import SimulatedWire
 from fedsift.errors import TooFewClients
 from fedsift.simulation import prepare
 from problems import ridge
@@ -50,7 +51,7 @@ def federation(wire, name="fedadam-ssm", **options):
         problem.model, problem.clients, None, method, batch_size=None, wire="real",
         loss=mse_loss, seed=0, device="cpu", **options,
     )  # fmt: skip
-    return replace(made, wire=wire)
+    return replace(made, wire=SimulatedWire(wire))
 
 
 def tampering(tamper, victims=(2,)):
@@ -67,10 +68,10 @@ def tampering(tamper, victims=(2,)):
 
 def with_values(update, value, role="w"):
     part = update.parts[0]
-    codes = part.values[role].codes
-    changed = codes.codes.clone()
+    quantized = part.values[role].quantized
+    changed = quantized.codes.clone()
     changed[0, 0] = value
-    coded = replace(part.values[role], codes=replace(codes, codes=changed))
+    coded = replace(part.values[role], quantized=replace(quantized, codes=changed))
     return replace(update, parts=(replace(part, values={**part.values, role: coded}),))
 
 
@@ -138,10 +139,10 @@ def test_memory_is_kept_only_by_clients_whose_update_arrived():
 
 def test_the_server_needs_no_more_memory_for_more_clients():
     """What a round's sum holds does not depend on how many updates went into it."""
-    from fedsift.codec.update import Sum, Update, dense
+    from fedsift.codec.update import Update, WeightedSum, dense
     from fedsift.vector import Moments
 
-    total = Sum(Moments.start(torch.zeros(8)))
+    total = WeightedSum(Moments.start(torch.zeros(8)))
     held = {id(x) for x in total.total}
     for _ in range(100):
         total.add(Update(dense({"w": torch.ones(1, 8)}), (1.0,)))

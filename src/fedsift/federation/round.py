@@ -19,8 +19,8 @@ from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, require
 from fedsift.codec.errors import FrameError, NotFiniteError
 from fedsift.codec.frame import Spec, decode, encoded_size, state_hash
 from fedsift.codec.limits import Limits
-from fedsift.codec.update import ROLES, Parts, Sum, Update, add_parts, dense, moments
-from fedsift.codec.wire import Wire, counted
+from fedsift.codec.update import ROLES, Parts, Update, WeightedSum, accumulate, dense, moments
+from fedsift.codec.wire import COUNTED, Wire
 from fedsift.engine.contract import ClientResult, Engine, Job, Missing, Received, Results
 from fedsift.errors import Diverged, TooFewClients
 from fedsift.federation.memories import LITTLE, LITTLE_FOR_ALL, Held, Memories, Remembered
@@ -89,7 +89,7 @@ class Federation:
     participation: float = 1.0
     dropout: float = 0.0
     min_clients: int = 0
-    wire: Wire = counted
+    wire: Wire = COUNTED
     on_upload: OnUpload = unwatched
     most_samples: int = MOST_SAMPLES
 
@@ -100,7 +100,7 @@ class Federation:
     def first_from(self, w: Tensor) -> Snapshot:
         """Before round 1, with these weights."""
         state = Moments.start(w)
-        _, size = self.wire(whole(state), self.spec(0, bytes(8)), Limits(max_abs=float("inf")))
+        _, size = self.wire.send(whole(state), self.spec(0, bytes(8)), Limits(max_abs=float("inf")))
         memory = zeros(self.algorithm.server_memory, 1, w)
         return Snapshot(0, state, memory, Held(), Traffic(downlink_bytes=size))
 
@@ -151,7 +151,7 @@ class Federation:
         base = self.base_of(snapshot.state)
         limits = Limits(base=base, round=snapshot.round, max_abs=float("inf"))
         sent = Update(parts, (1.0,))
-        received, size = self.wire(sent, self.spec(snapshot.round, base), limits)
+        received, size = self.wire.send(sent, self.spec(snapshot.round, base), limits)
         state, clamped = apply_broadcast(phase, snapshot.state, received.parts)
         if not finite(*state):
             raise Diverged("the global state left the finite numbers")
@@ -161,7 +161,7 @@ class Federation:
         """Where the round's uploads arrive."""
         base = self.base_of(job.state)
         limits, spec = self.limits(job, base), self.spec(job.round, base)
-        return Inbox(self, spec, limits, Sum(job.state), memories)
+        return Inbox(self, spec, limits, WeightedSum(job.state), memories)
 
     def limits(self, job: Job, base: bytes) -> Limits:
         """What every upload of a round must be like."""
@@ -175,7 +175,7 @@ class Federation:
 
     def base_of(self, state: Moments) -> bytes:
         """The base state's hash; zeros where no frame is built, to save the time."""
-        return bytes(8) if self.wire is counted else state_hash(state)
+        return state_hash(state) if self.wire.builds_frames else bytes(8)
 
     def spec(self, round: int, base: bytes) -> Spec:
         """The header of this round's frames."""
@@ -228,7 +228,12 @@ class Inbox:
     """Takes a round's uploads one by one: checks, counts, adds, and forgets each."""
 
     def __init__(
-        self, federation: Federation, spec: Spec, limits: Limits, total: Sum, memories: Memories
+        self,
+        federation: Federation,
+        spec: Spec,
+        limits: Limits,
+        total: WeightedSum,
+        memories: Memories,
     ) -> None:
         self.federation, self.spec, self.limits, self.total = federation, spec, limits, total
         self.memories = memories
@@ -270,7 +275,7 @@ class Inbox:
 
     def take_all(self, replies: Results) -> None:
         """Merge the uploads of clients that trained together."""
-        if self.federation.wire is not counted:
+        if self.federation.wire.builds_frames:
             for reply in replies:
                 self.take(reply)
         elif replies.clients:
@@ -298,11 +303,11 @@ class Inbox:
         federation = self.federation
         if isinstance(reply, Received):
             return federation.opened(reply, self.limits), len(reply.frame)
-        if reply.size is not None and federation.wire is counted:
+        if reply.size is not None and not federation.wire.builds_frames:
             return reply.update, reply.size
         weight = float(federation.task.weight(reply.client))
         limits = replace(self.limits, client=reply.client, weight=weight)
-        return federation.wire(reply.update, spec, limits)
+        return federation.wire.send(reply.update, spec, limits)
 
     def _size(self, reply: ClientResult | Received, spec: Spec) -> int:
         if isinstance(reply, Received):
@@ -340,8 +345,8 @@ def apply_broadcast(phase: Phase, state: Moments, parts: Parts) -> tuple[Moments
 
     Server and clients both do this, with the same bytes.
     """
-    received = Sum(state).total
-    add_parts(received, parts)
+    received = WeightedSum(state).total
+    accumulate(received, parts)
     after = phase.apply(state, received)
     clamped = int((after.v < 0).sum())
     return after._replace(v=after.v.clamp_min(0)), clamped
