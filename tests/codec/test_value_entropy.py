@@ -1,4 +1,4 @@
-"""Entropy-coded values: exact sizes, near the entropy, and nothing accepted but what is sound."""
+"""Entropy-coded values: exact sizes near the entropy, and refusal of hostile bytes."""
 
 import contextlib
 
@@ -25,13 +25,13 @@ ANY = 1 << 40
 
 
 def entropy(codes: np.ndarray) -> float:
-    """Bytes at the information limit, the table not counted."""
+    """Return the bytes at the information limit, without the table."""
     counts = np.unique(codes, return_counts=True)[1]
     return float(-(counts * np.log2(counts / counts.sum())).sum() / 8)
 
 
 def written(codes: np.ndarray, bits: int) -> bytes:
-    """The codes' bytes, after a round trip and with the size that was counted."""
+    """Return the codes' bytes, after checking the round trip and the size."""
     stack = torch.from_numpy(codes)[None]
     raw = to_unsigned(stack[0], bits).numpy().astype(np.uint8)
     payload = encode_codes(raw, bits, ANY)
@@ -49,7 +49,7 @@ def drawn(n: int, bits: int, spread: float, seed: int = 0) -> np.ndarray:
 
 @st.composite
 def codes(draw: st.DrawFn) -> tuple[np.ndarray, int]:
-    """Codes of any width: few of many kinds, or many of one kind and some of others."""
+    """Draw codes of any width: uniform ones, or mostly one code."""
     bits = draw(st.integers(2, 8))
     top = 2 ** (bits - 1) - 1
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -75,15 +75,15 @@ def test_any_number_of_codes(n: int, bits: int) -> None:
 
 
 @pytest.mark.parametrize("spread", [0.3, 0.6, 1.0, 2.0, 3.0])
-def test_few_and_many_values_are_near_the_limit(spread: float) -> None:
-    """Of 4 bits: within a small table and 2 bytes for 200 values, and 0.3 % for 100,000."""
+def test_the_size_is_near_the_entropy(spread: float) -> None:
+    """The excess is a small table and 2 bytes for 200 values of 4 bits, 0.3 % for 100,000."""
     few, many = drawn(200, 4, spread), drawn(100_000, 4, spread)
     assert len(written(few, 4)) <= entropy(few) + 2 + len(np.unique(few)) / 2 + 2
     assert len(written(many, 4)) <= 1.003 * entropy(many) + 20
 
 
 def test_likely_symbols_stay_within_the_size() -> None:
-    """Where the range coder loses most: one code is nearly everything, in any order."""
+    """The range coder loses most if nearly all codes are equal."""
     for rare in (1, 3, 50, 5000):
         many = np.zeros(100_000, np.int8)
         many[:rare] = 1
@@ -91,14 +91,14 @@ def test_likely_symbols_stay_within_the_size() -> None:
         written(np.random.default_rng(rare).permutation(many), 4)
 
 
-def test_one_code_takes_no_more_than_its_table() -> None:
+def test_a_single_code_takes_only_its_table() -> None:
     assert written(np.full(10_000, -3, np.int8), 4).hex() == "0008"
     assert written(np.zeros(10_000, np.int8), 2).hex() == "01"
 
 
 @pytest.mark.parametrize("kind", [Linear, Log])
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_the_smaller_form_is_taken(kind: type[BlockCoder], bits: int) -> None:
+def test_the_shorter_form_is_chosen(kind: type[BlockCoder], bits: int) -> None:
     coder = kind(bits)
     even = torch.arange(-coder._top_level, coder._top_level + 1, dtype=torch.int8).repeat(3)
     for all_codes in (even, torch.ones(300, dtype=torch.int8)):
@@ -109,7 +109,7 @@ def test_the_smaller_form_is_taken(kind: type[BlockCoder], bits: int) -> None:
         assert torch.equal(coder.unpack(payload, n).codes, all_codes)
 
 
-def test_the_size_of_a_stack_is_that_of_each() -> None:
+def test_the_sizes_of_a_stack_are_those_of_its_rows() -> None:
     stack = torch.from_numpy(np.stack([drawn(999, 4, s) for s in (0.1, 0.5, 2.0, 9.0)]))
     sizes = coded_sizes(count_codes(stack, 4)).tolist()
     assert sizes == [len(written(row.numpy(), 4)) for row in stack]
@@ -117,7 +117,9 @@ def test_the_size_of_a_stack_is_that_of_each() -> None:
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("piece", [256, 1 << 20])
-def test_a_device_counts_the_same(bits: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_on_a_device_gives_the_same(
+    bits: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(value_entropy, "_CHUNK", piece)
     for n in (0, 1, 63, 64, 1000):
         stack = torch.from_numpy(np.stack([drawn(n, bits, s) for s in (0.5, 30.0)]))
@@ -125,18 +127,18 @@ def test_a_device_counts_the_same(bits: int, piece: int, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("coder", [Linear(4), Log(4), Linear(8, None)], ids=repr)
-def test_sizes_are_counted_without_waiting_for_the_device(coder: BlockCoder) -> None:
-    """A meta tensor has no data: any step that looked at a value on the host would fail."""
+def test_sizes_do_not_synchronize_with_the_host(coder: BlockCoder) -> None:
+    """A meta tensor has no data: any step that reads a value on the host fails."""
     held = Quantized(torch.empty(3, 700, dtype=torch.int8, device="meta"))
     assert coder.sizes(held).shape == (3,)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_same_on_a_gpu() -> None:
+def test_sizes_are_the_same_on_a_gpu() -> None:
     stack = torch.from_numpy(np.stack([drawn(5000, 4, s) for s in (0.1, 0.5, 2.0, 9.0)]))
     on_gpu = stack.cuda()
     coder = Linear(4)
-    coder.sizes(Quantized(on_gpu))  # the first call records
+    coder.sizes(Quantized(on_gpu))  # the first call compiles
     torch.cuda.set_sync_debug_mode("error")
     try:
         first, second = coder.sizes(Quantized(on_gpu)), coder.sizes(Quantized(on_gpu.flip(0)))
@@ -145,11 +147,11 @@ def test_the_same_on_a_gpu() -> None:
     assert first.tolist() == coder.sizes(Quantized(stack)).tolist() == second.tolist()[::-1]
 
 
-# The specification, executed by a plain implementation that shares no code with the coder.
+# The specification, as a reference implementation that shares no code with the coder.
 
 
 def reference_read(payload: bytes, n: int, bits: int) -> list[int]:
-    """Decode by whole numbers: the code is a fraction, and each symbol narrows what it is of."""
+    """Decode with integers: the code is a fraction of a range that each symbol narrows."""
     row = [octet >> i & 1 for octet in payload for i in range(8)]
     codes = [code for code in range(2**bits) if row[code] and code != 2 ** (bits - 1)]
     width = 8 if row[2 ** (bits - 1)] else 4
@@ -176,7 +178,7 @@ def reference_read(payload: bytes, n: int, bits: int) -> list[int]:
 
 @settings(deadline=None)
 @given(case=codes())
-def test_the_bytes_are_those_of_the_specification(case: tuple[np.ndarray, int]) -> None:
+def test_the_bytes_follow_the_specification(case: tuple[np.ndarray, int]) -> None:
     raw = to_unsigned(torch.from_numpy(case[0]), case[1]).tolist()
     assert reference_read(written(*case), len(raw), case[1]) == raw
 
@@ -186,7 +188,9 @@ def test_the_bytes_are_those_of_the_specification(case: tuple[np.ndarray, int]) 
 
 @settings(max_examples=300, deadline=None)
 @given(case=codes(), data=st.data())
-def test_changed_bytes_are_refused_or_sound(case: tuple[np.ndarray, int], data: st.DataObject):
+def test_changed_bytes_are_refused_or_give_valid_codes(
+    case: tuple[np.ndarray, int], data: st.DataObject
+):
     payload = bytearray(written(*case))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(payload)))
@@ -207,7 +211,7 @@ def test_random_bytes(payload: bytes, n: int, bits: int) -> None:
         assert len(decode_codes(payload, n, bits)) == n
 
 
-def test_tables_that_no_encoder_writes() -> None:
+def test_malformed_tables_are_refused() -> None:
     payload = written(drawn(300, 4, 2.0), 4)
     coarse = not payload[1] & 1
     assert coarse

@@ -1,4 +1,4 @@
-"""The wire inside a federation: real bytes train the same, and bad uploads do not stop a round."""
+"""Wires in a federation: encoding does not change training, and bad uploads are rejected."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def train(name, wire, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", algorithms.METHODS)
-def test_real_bytes_train_the_same_bit_for_bit(name, dtype):
+def test_encoded_messages_train_the_same_bit_for_bit(name, dtype):
     counted, real = train(name, "count", dtype), train(name, "real", dtype)
     for ours, theirs in zip(counted.state, real.state, strict=True):
         assert torch.equal(ours, theirs)
@@ -55,7 +55,7 @@ def federation(wire, name="fedadam-ssm", **options):
 
 
 def tampering(tamper, victims=(2,)):
-    """A wire on which the given clients' frames are replaced."""
+    """Return a wire function that replaces the given clients' frames."""
 
     def wire(update, spec, limits):
         frame = encode(update, spec)
@@ -89,7 +89,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_bad_upload_is_rejected_and_the_round_goes_on(attack):
+def test_a_bad_upload_is_rejected_and_the_round_continues(attack):
     attacked = federation(tampering(ATTACKS[attack]))
     after, happened = attacked.play(attacked.first())
     assert (happened.clients, happened.rejected) == (4, 1)
@@ -99,7 +99,7 @@ def test_a_bad_upload_is_rejected_and_the_round_goes_on(attack):
     assert torch.equal(after.state.w, without.state.w)
 
 
-def test_a_round_with_too_few_good_updates_stops_with_the_reason():
+def test_a_round_with_too_few_valid_updates_raises_with_the_reason():
     few = federation(tampering(lambda *_: b"", victims=(0, 1, 2)), min_clients=3)
     with pytest.raises(TooFewClients, match=r"2 of at least 3 updates.*3 rejected \(client 0"):
         few.play(few.first())
@@ -137,8 +137,7 @@ def test_memory_is_kept_only_by_clients_whose_update_arrived():
     assert set(after.client_memory) == {0, 2, 4}
 
 
-def test_the_server_needs_no_more_memory_for_more_clients():
-    """What a round's sum holds does not depend on how many updates went into it."""
+def test_the_sums_memory_does_not_depend_on_the_number_of_clients():
     from fedsift.codec.update import Update, WeightedSum, dense
     from fedsift.vector import Moments
 
@@ -150,7 +149,7 @@ def test_the_server_needs_no_more_memory_for_more_clients():
     assert set(vars(total)) == {"total", "weight"}
 
 
-def test_the_traffic_is_the_frames_length():
+def test_the_traffic_is_the_length_of_the_frames():
     lengths = []
 
     def wire(update, spec, limits):
@@ -173,7 +172,7 @@ def test_an_unknown_wire_is_refused():
         train("fedadam", "telepathy")
 
 
-def test_the_exception_is_one_type():
+def test_a_frame_error_is_a_value_error():
     assert issubclass(FrameError, ValueError)
 
 
@@ -188,7 +187,7 @@ def test_a_client_with_huge_but_finite_values_is_rejected_alone():
 
 
 @pytest.mark.parametrize("weight", [5e-324, 1.0])
-def test_a_weight_that_is_not_the_clients_own_is_rejected(weight):
+def test_an_unexpected_weight_is_rejected(weight):
     def lighter(frame, update, spec):
         return encode(replace(update, weights=(weight,)), spec)
 
@@ -203,7 +202,7 @@ def test_a_frame_of_another_run_is_rejected():
     assert happened.rejected == 1
 
 
-def test_half_precision_models_travel_too():
+def test_half_precision_models_can_be_encoded():
     problem = ridge(1, clients=3, d=40, dtype=torch.bfloat16)
     runs = [
         fedsift.simulate(problem.model, problem.clients, loss=mse_loss, rounds=2, wire=wire)

@@ -1,6 +1,6 @@
-"""The kernels that choose coordinates, against a plain sort.
+"""The Triton kernels for selection, compared with a sort.
 
-Where there is no GPU, Triton interprets them: slow, but the same code.
+Without a GPU, Triton interprets them, which is slow.
 """
 
 import numpy as np
@@ -75,7 +75,7 @@ def test_rows_of_several_blocks_with_many_ties(density, decimals):
 @given(st.integers(0, 2**31 - 1), st.integers(0, 20), st.integers(1, 500))
 @example(2**31 - 1, 0, 1)
 @example(0, 0, 500)
-def test_a_wrong_guess_costs_passes_but_no_bit(low, shift, k):
+def test_the_kth_magnitude_is_found_from_any_guess(low, shift, k):
     x = torch.randn(1, 500, generator=torch.Generator().manual_seed(k)) ** 5
     guess = torch.tensor([[low, shift, 0]], dtype=torch.int32, device=DEVICE)
     kth, state, room = gpu.find_kth(x.to(DEVICE), k, guess)[0].tolist()
@@ -85,7 +85,7 @@ def test_a_wrong_guess_costs_passes_but_no_bit(low, shift, k):
     assert room == k - int((x.abs() > ordered[k - 1]).sum())
 
 
-def test_a_sample_finds_where_the_kth_is(monkeypatch):
+def test_the_guessed_span_contains_the_kth_magnitude(monkeypatch):
     monkeypatch.setattr(gpu, "_SAMPLE_SIZE", 1 << 10)
     x = torch.randn(3, 30_000, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     for k in (1, 300, 1500, 29_000, 30_000):
@@ -94,7 +94,7 @@ def test_a_sample_finds_where_the_kth_is(monkeypatch):
         assert ((low <= kth) & (kth.long() < low.long() + (2048 << shift.long()))).all()
 
 
-def test_rows_may_be_slices_chunks_or_one():
+def test_inputs_of_any_layout():
     x = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(0))
     same(x, 5)
     same(x[:, 1, 3:40], 5)
@@ -102,7 +102,7 @@ def test_rows_may_be_slices_chunks_or_one():
     same(x[0, 0], 5)
 
 
-def test_short_and_long_rows_are_told_apart(monkeypatch):
+def test_rows_at_the_length_limit(monkeypatch):
     monkeypatch.setattr(gpu, "MAX_SHORT_ROW", 64)
     monkeypatch.setattr(gpu, "_MAX_ROWS", 2)
     for d in (64, 65):
@@ -124,7 +124,7 @@ def test_positions_of_ones(ones, in_blocks):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_differences_at_chosen_coordinates(rows):
+def test_differences_at_indices(rows):
     draw = torch.Generator().manual_seed(0)
     x, since = torch.randn(rows, 3000, generator=draw), torch.randn(3000, generator=draw)
     k = 1500
@@ -134,7 +134,7 @@ def test_differences_at_chosen_coordinates(rows):
     assert torch.equal(found.cpu(), (x - since).gather(-1, indices))
 
 
-def test_the_masks_module_asks_the_kernels_where_they_run(monkeypatch):
+def test_masks_uses_the_kernels_if_they_can_run(monkeypatch):
     mask = torch.tensor([[False, True, True], [True, False, True]], device=DEVICE)
     monkeypatch.setattr(masks, "can_use_triton", lambda x: True)
     assert masks.positions(mask, 2).tolist() == [[1, 2], [0, 2]]

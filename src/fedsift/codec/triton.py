@@ -52,10 +52,10 @@ def mask_sizes_kernel(
     is_layered = (kind & 4) > 0
     coarse = (kind & 8) > 0
     place = tl.arange(0, WIDTH)
-    known = place < NUM_BUCKETS
-    first = tl.load(ends + sub_bits * (NUM_BUCKETS + 1) + place, mask=known, other=0)
-    last = tl.load(ends + sub_bits * (NUM_BUCKETS + 1) + place + 1, mask=known, other=0)
-    low = tl.load(low_bits + sub_bits * NUM_BUCKETS + place, mask=known, other=0)
+    is_bucket = place < NUM_BUCKETS
+    first = tl.load(ends + sub_bits * (NUM_BUCKETS + 1) + place, mask=is_bucket, other=0)
+    last = tl.load(ends + sub_bits * (NUM_BUCKETS + 1) + place + 1, mask=is_bucket, other=0)
+    low = tl.load(low_bits + sub_bits * NUM_BUCKETS + place, mask=is_bucket, other=0)
     num_tables = tl.where(is_layered, segments, 1)
     total = tl.full((), 0, tl.int64)
     listed = tl.full((), 0, tl.int64)
