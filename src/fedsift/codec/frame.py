@@ -153,10 +153,10 @@ def frame_header(spec: Spec, weight: float, parts: tuple[PartHeader, ...]) -> He
 
 
 def _part_headers(part: Part, layout: Layout) -> list[PartHeader]:
-    (roles, k), coders = _roles_and_coders(part, layout)
+    roles, k, coders = _part_fields(part, layout)
     values = [coded.sizes for coded in part.values.values()]
     masks: list[tuple[IndexCoder | None, int]] = [(None, 0)] * len(values[0])
-    if part.indices is not None:  # synchronizes with a GPU, which has computed values' sizes
+    if part.indices is not None:  # synchronizes with a GPU, after it was given the values' sizes
         masks = [*shortest_sizes(part.indices, layout.d, layout.starts)]
     by_client = zip(*(sizes.tolist() for sizes in values), strict=True)
     return [
@@ -166,7 +166,7 @@ def _part_headers(part: Part, layout: Layout) -> list[PartHeader]:
 
 
 def _encode_part(part: Part, layout: Layout) -> tuple[PartHeader, bytes]:
-    (roles, k), coders = _roles_and_coders(part, layout)
+    roles, k, coders = _part_fields(part, layout)
     index, mask = None, b""
     if part.indices is not None:
         index, mask = encode_shortest(part.indices[0].cpu().numpy(), layout.d, layout.starts)
@@ -175,14 +175,14 @@ def _encode_part(part: Part, layout: Layout) -> tuple[PartHeader, bytes]:
     return header, b"".join([mask, *values])
 
 
-def _roles_and_coders(
+def _part_fields(
     part: Part, layout: Layout
-) -> tuple[tuple[tuple[Role, ...], int], tuple[ValueCoder, ...]]:
-    """Return a part's roles and number of coordinates, and its coders."""
+) -> tuple[tuple[Role, ...], int, tuple[ValueCoder, ...]]:
+    """Return a part's roles, its number of coordinates, and its coders."""
     k = layout.d if part.indices is None else part.indices.shape[-1]
     if any(coded.quantized.codes.shape[-1] != k for coded in part.values.values()):
         raise ValueError(f"a part without indices must have all {layout.d} coordinates")
-    return (tuple(part.values), k), tuple(coded.coder for coded in part.values.values())
+    return tuple(part.values), k, tuple(coded.coder for coded in part.values.values())
 
 
 def state_hash(state: Moments) -> bytes:

@@ -53,10 +53,10 @@ class CodedValues:
         clients, n = self.quantized.codes.shape
         return torch.full((clients,), self.coder.size(n))
 
-    def rows(self, which: ClientIndex) -> CodedValues:
+    def rows(self, clients: ClientIndex) -> CodedValues:
         """Return the values of some clients."""
         codes, scales = self.quantized.codes, self.quantized.scales
-        selected = Quantized(codes[which], None if scales is None else scales[which])
+        selected = Quantized(codes[clients], None if scales is None else scales[clients])
         return CodedValues(self.coder, selected, self.dtype)
 
     def to(self, device: torch.device) -> CodedValues:
@@ -83,10 +83,10 @@ class Part:
         ordered = {role: self.values[role] for role in ROLES if role in self.values}
         object.__setattr__(self, "values", ordered)
 
-    def rows(self, which: ClientIndex) -> Part:
+    def rows(self, clients: ClientIndex) -> Part:
         """Return the part of some clients."""
-        indices = None if self.indices is None else self.indices[which]
-        return Part(indices, {role: coded.rows(which) for role, coded in self.values.items()})
+        indices = None if self.indices is None else self.indices[clients]
+        return Part(indices, {role: coded.rows(clients) for role, coded in self.values.items()})
 
     def to(self, device: torch.device) -> Part:
         """Return the part on a device."""
@@ -95,6 +95,7 @@ class Part:
 
 
 Parts = tuple[Part, ...]
+"""The parts of an update, one per mask."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,10 @@ class Update:
     parts: Parts
     weights: tuple[float, ...]
 
-    def rows(self, which: list[int]) -> Update:
+    def rows(self, clients: list[int]) -> Update:
         """Return the updates of some clients."""
-        parts = tuple(part.rows(which) for part in self.parts)
-        return Update(parts, tuple(self.weights[row] for row in which))
+        parts = tuple(part.rows(clients) for part in self.parts)
+        return Update(parts, tuple(self.weights[row] for row in clients))
 
     def client(self, row: int) -> Update:
         """Return one client's update, still with a client axis."""
