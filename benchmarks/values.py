@@ -40,7 +40,8 @@ def measure(config: RunConfig, watched: list[int]) -> list[dict[str, float]]:
         limit = information_limit(specs[0].layout.d, part.indices.shape[-1]) / 8
         counted["mask_limit"] += limit * len(sizes)
         for role, coded in part.values.items():
-            counted[f"{role}_limit"] += sum(entropy(row) for row in coded.codes.codes.cpu().numpy())
+            codes = coded.quantized.codes.cpu().numpy()
+            counted[f"{role}_limit"] += sum(entropy(row) for row in codes)
 
     federation = replace(federation_of(config), on_upload=watching)
     snapshot = federation.initial_snapshot()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from flwr.app import ConfigRecord, Message, MessageType
@@ -37,14 +38,16 @@ METADATA_BYTES = 1 << 20
 
 @dataclass
 class Outbox:
-    """The server's wire: really encodes a broadcast, keeps it for the next orders, counts bytes."""
+    """The server's :class:`Wire`: encode a broadcast, keep its frame for orders, count bytes."""
 
     frame: bytes = b""
     base: bytes = b""
     sent: int = 0
 
-    def __call__(self, update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
-        """What a client will make of the broadcast."""
+    builds_frames: ClassVar[bool] = True
+
+    def send(self, update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
+        """Return the broadcast as clients decode it, and its bytes."""
         self.frame, self.base = encode(update, spec), spec.base
         return decode(self.frame, spec.layout, limits), len(self.frame)
 
