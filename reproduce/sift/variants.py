@@ -298,14 +298,18 @@ class Rule:
 
     def coders(self, round: int, wide: bool, down: bool) -> dict[Role, ValueCoder]:
         """How each role's values are written."""
-        of_w = Linear(self.w_bits, wide=wide) if self.w_bits > 1 else Sign(wide=wide)
+        of_w = (
+            Linear(self.w_bits, float64_scales=wide)
+            if self.w_bits > 1
+            else Sign(float64_scales=wide)
+        )
         found: dict[Role, ValueCoder] = {"w": of_w}
         if self.m_bits:
-            found["m"] = Linear(self.m_bits, wide=wide)
+            found["m"] = Linear(self.m_bits, float64_scales=wide)
         if self.senders and not down:
-            found["m"] = Sign(wide=wide)
+            found["m"] = Sign(float64_scales=wide)
         if self.sends_v(round):
-            found["v"] = Log(V_BITS, wide=wide)
+            found["v"] = Log(V_BITS, float64_scales=wide)
         return found
 
     def paper_bits(self, round: int, d: int) -> float:

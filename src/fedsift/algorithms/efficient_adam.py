@@ -36,7 +36,7 @@ def efficient_adam(
         return Moments(state.w, memory["m"], memory["v"])
 
     def quantize(wanted: Tensor) -> tuple[Parts, Tensor]:
-        coder = Linear(bits, block=None, wide=wanted.dtype.itemsize > 4)
+        coder = Linear(bits, block=None, float64_scales=wanted.dtype.itemsize > 4)
         (part,) = dense({"w": wanted}, coder)
         return (part,), residual_after(wanted, part, "w")
 

@@ -59,5 +59,5 @@ def onebit_adam(
 def one_bit(m: Tensor, memory: Memory) -> tuple[Parts, Memory]:
     """Compress m plus what was lost before; keep what is lost now (both ways the same)."""
     wanted = m + memory["residual"]
-    (part,) = dense({"m": wanted}, Sign(wide=wanted.dtype.itemsize > 4))
+    (part,) = dense({"m": wanted}, Sign(float64_scales=wanted.dtype.itemsize > 4))
     return (part,), {"residual": residual_after(wanted, part, "m")}

@@ -122,6 +122,9 @@ def lag_after(round: int, average: float, lag: Tensor, step: Tensor) -> Tensor:
 def sifted(w: Tensor, v: Tensor, k: int, bits: int) -> tuple[Parts, tuple[Tensor, Tensor]]:
     """The k largest coordinates of w, and v's there, in few bits; and what is left of both."""
     wide = w.dtype.itemsize > 4
-    coders: dict[Role, ValueCoder] = {"w": Linear(bits, wide=wide), "v": Log(V_BITS, wide=wide)}
+    coders: dict[Role, ValueCoder] = {
+        "w": Linear(bits, float64_scales=wide),
+        "v": Log(V_BITS, float64_scales=wide),
+    }
     (part,) = sparse({"w": w, "v": v}, top_k(w, k), coders, k=k)
     return (part,), (residual_after(w, part, "w"), residual_after(v, part, "v"))

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedsift.adam import adam_step
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
-from fedsift.codec.update import Coded, Part, Parts, residual_after, sparse
+from fedsift.codec.update import CodedValues, Part, Parts, residual_after, sparse
 from fedsift.codec.values import Linear
 from fedsift.selection.masks import num_kept_per_chunk, top_k_per_chunk
 from fedsift.vector import Moments
@@ -81,8 +81,8 @@ def in_two_bits(x: Tensor, mask: Tensor, k: int) -> Part:
     exact = part.values["w"].restore()
     scale = mean_magnitudes(exact)
     near = torch.where(2 * exact.abs() < scale, 0, exact.sign() * scale)
-    coder = Linear(2, block=BLOCK, wide=x.dtype.itemsize > 4)
-    return Part(part.indices, {"w": Coded.of(near, coder)})
+    coder = Linear(2, block=BLOCK, float64_scales=x.dtype.itemsize > 4)
+    return Part(part.indices, {"w": CodedValues.of(near, coder)})
 
 
 def mean_magnitudes(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsift.adam import adam_step, clipped, clipped_adam_step
 from fedsift.algorithms.method import Step
 from fedsift.engine.cpu import native
-from fedsift.selection.cpu import has_kernels
+from fedsift.selection.backend import can_use_triton
 from fedsift.vector import Moments
 
 InPlace = Callable[[Moments, Tensor, Tensor], None]
@@ -35,7 +35,7 @@ def fused(step: Step, like: Tensor) -> InPlace:
     if isinstance(step, partial) and step.func is clipped_adam_step:
         return after_clipping(step.keywords, like)
     if isinstance(step, partial) and step.func is adam_step and like.dtype == torch.float32:
-        if has_kernels(like):
+        if can_use_triton(like):
             return partial(adam_on_gpu, **step.keywords)
         if like.is_cpu and native.load() is not None:
             return partial(adam_on_cpu, **step.keywords)
