@@ -15,7 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, required, zeros
+from fedsift.algorithms.method import (
+    Algorithm,
+    Context,
+    Memory,
+    Phase,
+    checked_message,
+    zero_memory,
+)
 from fedsift.codec.errors import FrameError, NotFiniteError
 from fedsift.codec.frame import Spec, decode, encoded_size, state_hash
 from fedsift.codec.limits import Limits
@@ -101,7 +108,7 @@ class Federation:
         """Before round 1, with these weights."""
         state = Moments.start(w)
         _, size = self.wire(whole(state), self.spec(0, bytes(8)), Limits(max_abs=float("inf")))
-        memory = zeros(self.algorithm.server_memory, 1, w)
+        memory = zero_memory(self.algorithm.server_memory, 1, w)
         return Snapshot(0, state, memory, Held(), Traffic(downlink_bytes=size))
 
     def model(self, snapshot: Snapshot) -> Tensor:
@@ -147,7 +154,7 @@ class Federation:
             sent_down = phase.broadcast(context, mean, snapshot.server_memory)
         except NotFiniteError:
             raise Diverged("the mean update left the finite numbers") from None
-        parts, memory = required(sent_down, snapshot.server_memory, "broadcast")
+        parts, memory = checked_message(sent_down, snapshot.server_memory, "broadcast")
         base = self.base_of(snapshot.state)
         limits = Limits(base=base, round=snapshot.round, max_abs=float("inf"))
         sent = Update(parts, (1.0,))
