@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from fedsift.codec.values import BlockCoder, Quantized, ValueCoder, lossless
-from fedsift.selection.backend import can_use_triton
+from fedsift.selection.difference import Difference
 from fedsift.selection.masks import positions
 from fedsift.vector import Moments
 
@@ -145,46 +145,37 @@ def dense(
 
 
 def sparse(
-    values: Mapping[Role, Tensor],
+    values: Mapping[Role, Tensor | Difference],
     mask: Tensor,
     coders: Mapping[Role, ValueCoder] | None = None,
     generator: Generator | None = None,
     k: int | None = None,
-    since: Mapping[Role, Tensor] | None = None,
 ) -> Parts:
     """Return the masked coordinates of the given tensors, all under one mask.
 
     ``k`` is the number of ones in each row of the mask; without it, a GPU synchronizes with the
-    host to count them. ``since`` is subtracted from the tensors, at these coordinates only.
+    host to count them. A :class:`Difference` is computed at these coordinates only.
 
     >>> mask = torch.tensor([[True, False, True]])
     >>> (part,) = sparse({"w": torch.tensor([[1.0, 2.0, 3.0]])}, mask)
     >>> part.indices.tolist(), part.values["w"].restore().tolist()
     ([[0, 2]], [[1.0, 3.0]])
-    >>> (part,) = sparse({"w": torch.ones(1, 3)}, mask, since={"w": torch.full((1, 3), 4.0)})
+    >>> (part,) = sparse({"w": Difference(torch.full((1, 3), 4.0), torch.ones(1, 3))}, mask)
     >>> part.values["w"].restore().tolist()
     [[-3.0, -3.0]]
     """
     indices = positions(mask, k)
     chosen = coders or {}
     kept = {
-        role: CodedValues.of(
-            _values_at(indices, x, since[role] if since else None), chosen.get(role), generator
-        )
+        role: CodedValues.of(_values_at(indices, x), chosen.get(role), generator)
         for role, x in values.items()
     }
     return (Part(indices, kept),)
 
 
-def _values_at(indices: Tensor, x: Tensor, since: Tensor | None) -> Tensor:
-    """Return the coordinates ``(clients, k)`` of x, or of x - since."""
-    if since is None:
-        return x.gather(-1, indices)
-    if can_use_triton(x) and x.dtype == torch.float32:
-        from fedsift.selection import gpu as gpu_select
-
-        return gpu_select.difference_at(indices, x, since)
-    return x.gather(-1, indices) - since.gather(-1, indices)
+def _values_at(indices: Tensor, x: Tensor | Difference) -> Tensor:
+    """Return the coordinates ``(clients, k)`` of x."""
+    return x.at(indices) if isinstance(x, Difference) else x.gather(-1, indices)
 
 
 def residual_after(x: Tensor, part: Part, role: Role) -> Tensor:

@@ -12,7 +12,14 @@ from functools import cached_property
 
 from torch import Tensor
 
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, required, zeros
+from fedsift.algorithms.method import (
+    Algorithm,
+    Context,
+    Memory,
+    Phase,
+    checked_message,
+    zero_memory,
+)
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.frame import Spec, decode, state_hash
 from fedsift.codec.limits import Limits
@@ -57,7 +64,7 @@ class Federation:
         state = Moments.start(w)
         limits = Limits(max_abs=float("inf"))
         _, size = self.wire.send(full_update(state), self.frame_spec(0, bytes(8)), limits)
-        memory = zeros(self.algorithm.server_memory, 1, w)
+        memory = zero_memory(self.algorithm.server_memory, 1, w)
         return Snapshot(0, state, memory, InMemory(), Traffic(downlink_bytes=size))
 
     def model_weights(self, snapshot: Snapshot) -> Tensor:
@@ -102,7 +109,7 @@ class Federation:
             message = phase.broadcast(context, mean, snapshot.server_memory)
         except NotFiniteError:
             raise Diverged("the mean update is not finite") from None
-        parts, memory = required(message, snapshot.server_memory, "broadcast")
+        parts, memory = checked_message(message, snapshot.server_memory, "broadcast")
         base = self.base_hash(snapshot.state)
         limits = Limits(base=base, round=snapshot.round, max_abs=float("inf"))
         sent = Update(parts, (1.0,))

@@ -10,7 +10,7 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType
 from torch import Tensor
 
-from fedsift.algorithms.method import Context, Memory, Phase, zeros
+from fedsift.algorithms.method import Context, LocalUpdate, Memory, Phase, zero_memory
 from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits, Shape, shape_of
 from fedsift.codec.update import Update
@@ -69,9 +69,9 @@ class Deployment(Federation):
     def expected_shape(self, job: Job) -> Shape:
         """What every honest upload of this round looks like, found by sending nothing at all."""
         nothing = Moments.start(torch.zeros_like(job.state.w)[None])
-        memory = zeros(self.algorithm.client_memory, 1, job.state.w)
+        memory = zero_memory(self.algorithm.client_memory, 1, job.state.w)
         context = Context(self.task.layout, job.round, self.task.seed, (0,))
-        parts, _ = job.phase.send(context, nothing, nothing, memory)
+        parts, _ = job.phase.send(context, LocalUpdate(nothing, nothing), memory)
         return shape_of(Update(parts, (1.0,)))
 
     def max_reply_bytes(self, job: Job) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, Step
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Step
 from fedsift.codec.update import Parts
 from fedsift.engine.gpu.stacked import Stacked
 from fedsift.engine.reference import Reference
@@ -108,9 +108,9 @@ def updates(task: Task, algorithm: Algorithm, rounds: int) -> Iterator[Moments]:
     sent: dict[tuple[int, ...], Moments] = {}
 
     def heard(phase: Phase) -> Phase:
-        def send(context: Context, start: Moments, end: Moments, memory: Memory) -> Sent:
-            sent[context.clients] = end - start
-            return phase.send(context, start, end, memory)
+        def send(context: Context, update: LocalUpdate, memory: Memory) -> Sent:
+            sent[context.clients] = update.delta
+            return phase.send(context, update, memory)
 
         return replace(phase, send=send)
 
