@@ -27,9 +27,9 @@ from fedsift.theory.convergence import (
     nonconvex_bound,
     pl_bound,
 )
-from fedsift.theory.deviation import deviation_coefficients, travel_log_bound
+from fedsift.theory.deviation import deviation_coefficients, trivial_log_bound
 from fedsift.theory.order import beta2_limit, coefficient_order
-from fedsift.theory.sharper import sharper_coefficients
+from fedsift.theory.sharper_bound import sharper_coefficients
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
@@ -88,7 +88,7 @@ def all_bounds(setting: Setting, rounds: int, gap: float, mu: float) -> dict[str
     noise: dict[str, Any] = {"sigma_l": s.sigma_l, "sigma_g": s.sigma_g, "batch": s.batches[0]}
     theorem = deviation_coefficients(d=s.d, **shared, **noise)
     sharper = sharper_coefficients(**shared, **noise)
-    travel = travel_log_bound(
+    travel = trivial_log_bound(
         l=s.local_steps, d=s.d, eps=s.eps, lr=s.lr, grad_bound=s.grad_bound, w_error=0.0
     )
     where = coefficient_order(d=s.d, **shared)
