@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsift.algorithms import fedadam, fedadam_ssm
 from fedsift.engine import Reference, Stacked
-from fedsift.models.networks import cnn
+from fedsift.models.convnets import cnn
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
 from fedsift.simulation import prepare

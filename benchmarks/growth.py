@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from fedsift.algorithms import fedadam_ssm
-from fedsift.models.networks import cnn
+from fedsift.models.convnets import cnn
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
 from fedsift.simulation import prepare

@@ -19,7 +19,7 @@ from torch import nn
 
 from fedsift.engine.client import Trainer
 from fedsift.engine.cpu import native
-from fedsift.models.networks import cnn, small_cnn
+from fedsift.models.convnets import cnn, small_cnn
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
 from fedsift.task import Task

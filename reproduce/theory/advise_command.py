@@ -18,7 +18,8 @@ import numpy as np
 from tables import HERE, replace_rows
 
 from fedsift.advise.hyperparameters import Hyperparameters
-from fedsift.data.files import read_fashion_mnist, use_data_folder
+from fedsift.data.folder import use_data_folder
+from fedsift.data.image_files import read_fashion_mnist
 from fedsift.runs.compare import row_of
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment, federation_of

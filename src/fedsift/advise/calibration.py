@@ -11,7 +11,7 @@ from fedsift.advise.forecast import Curve, Forecast, Point, best_accuracy, predi
 from fedsift.advise.hyperparameters import CANDIDATES, Hyperparameters
 from fedsift.advise.recommendation import Advice, next_steps, recommended_rounds, search_reasons
 from fedsift.algorithms import fedadam_ssm
-from fedsift.data import deal, load
+from fedsift.data import load, partition_indices
 from fedsift.engine import Task
 from fedsift.errors import Diverged
 from fedsift.federation.round import Federation, Snapshot
@@ -80,7 +80,7 @@ def calibration_task(config: RunConfig) -> Task:
     cut = len(x) // HELD_OUT
     held, rest = order[:cut], order[cut:]
     labels = dataset.labels[rest]
-    parts = deal(config.partition, labels, config.clients, config.seed, config.theta)
+    parts = partition_indices(config.partition, labels, config.clients, config.seed, config.theta)
     clients = [(x[rest[part]], y[rest[part]]) for part in parts]
     model = build(config.model, dataset.shape, config.seed, dataset.dtype)
     check_model(model, x[:2])

@@ -18,7 +18,7 @@ from fedsift.advise.calibration import advise as calibrate
 from fedsift.advise.recommendation import Advice
 from fedsift.cli.options import DataDir
 from fedsift.cli.terminal import err, out, plain_table, user_input
-from fedsift.data.files import use_existing_data_folder
+from fedsift.data.folder import use_existing_data_folder
 from fedsift.runs.config import RunConfig
 from fedsift.theory.convergence import (
     Bound,
