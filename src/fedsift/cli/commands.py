@@ -34,7 +34,7 @@ from fedsift.cli.running import carry_out, carry_out_all, carry_out_report
 from fedsift.cli.terminal import show_frame, show_timings, user_input
 from fedsift.cli.theory import advise, bounds
 from fedsift.codec.inspect import summarize_frame
-from fedsift.data.files import use_existing_data_folder
+from fedsift.data.folder import use_existing_data_folder
 from fedsift.engine.gpu.stacked import PRECISIONS
 from fedsift.engine.processes.torchrun import joined, rank
 from fedsift.errors import ConfigError, Diverged, TooFewClients, WorkerDied

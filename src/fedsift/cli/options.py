@@ -14,7 +14,7 @@ import typer
 from fedsift.algorithms import METHODS
 from fedsift.algorithms.settings import DeclaredSetting
 from fedsift.data import DATASETS
-from fedsift.data.files import use_existing_data_folder
+from fedsift.data.folder import use_existing_data_folder
 from fedsift.errors import ConfigError
 from fedsift.models import MODELS
 from fedsift.runs.config import (
