@@ -244,6 +244,17 @@ def test_a_client_whose_upload_was_lost_trains_on_with_its_old_memory(place):
     assert_same_bits(strategy.snapshot.state, snapshot.state)
 
 
+def test_a_restarted_server_restores_the_receipts_and_ends_with_the_same_bits(place):
+    grid = place.grid(EFFICIENT)
+    start(first := place.strategy(EFFICIENT), grid, 2)
+    start(second := place.strategy(EFFICIENT), grid, 2)
+    assert set(first.snapshot.receipts) == set(range(CLIENTS))
+    assert second.snapshot.receipts == first.snapshot.receipts
+    assert second.snapshot.client_memory == {}
+    start(second, grid, 4)
+    assert_same_bits(second.snapshot.state, simulated(EFFICIENT, 4).state)
+
+
 def test_a_round_ends_when_it_has_enough(place):
     grid = place.grid()
     start(place.strategy(enough=3), grid, 1)

@@ -33,7 +33,7 @@ class Arrival:
     """Uploads that arrived together and whose frames are valid.
 
     ``norms`` holds the norms of each update. ``memory`` holds, by client, the memory to store if
-    the update is merged.
+    the update is merged; ``receipts`` the receipts of clients that store it themselves.
     """
 
     specs: Sequence[Spec]
@@ -41,6 +41,7 @@ class Arrival:
     sizes: Sequence[int]
     losses: Sequence[float]
     memory: Mapping[int, Memory]
+    receipts: Mapping[int, bytes]
     norms: Sequence[Norms]
 
     def rows(self, which: list[int]) -> Arrival:
@@ -54,7 +55,8 @@ class Arrival:
             self.update.rows(which),
             [self.sizes[row] for row in which],
             [self.losses[row] for row in which],
-            {n: kept for n, kept in self.memory.items() if n in clients},
+            {n: memory for n, memory in self.memory.items() if n in clients},
+            {n: receipt for n, receipt in self.receipts.items() if n in clients},
             [self.norms[row] for row in which],
         )
 
@@ -79,6 +81,7 @@ class Inbox:
         self.federation, self.spec, self.limits, self.total = federation, spec, limits, total
         self.memories, self.bound = memories, bound
         self.memory: dict[int, Any] = {}
+        self.receipts: dict[int, bytes] = {}
         self.problems: dict[str, str] = {}
         self.losses: list[float] = []
         self.norms: list[Norms] = []
@@ -114,8 +117,10 @@ class Inbox:
         except FrameError as problem:
             self._reject(reply.client, str(problem), self._size(reply, spec))
             return
-        memory, norms = {reply.client: reply.memory}, self.bound.norms_of(update)
-        self._admit(Arrival([spec], update, [size], [reply.loss], memory, norms))
+        memory = {reply.client: reply.memory} if isinstance(reply, ClientResult) else {}
+        receipts = {reply.client: reply.receipt} if isinstance(reply, Received) else {}
+        norms = self.bound.norms_of(update)
+        self._admit(Arrival([spec], update, [size], [reply.loss], memory, receipts, norms))
 
     def take_all(self, replies: Results) -> None:
         """Take the uploads of clients that were trained as a stack."""
@@ -126,7 +131,7 @@ class Inbox:
             specs = [replace(self.spec, client=n) for n in replies.clients]
             memory = {each.client: each.memory for each in replies} if replies.memory else {}
             update, norms = replies.update, self.bound.norms_of(replies.update)
-            self._admit(Arrival(specs, update, replies.sizes, replies.losses, memory, norms))
+            self._admit(Arrival(specs, update, replies.sizes, replies.losses, memory, {}, norms))
 
     def merge_held(self) -> None:
         """Merge the updates that were held back, except those that are too large."""
@@ -163,6 +168,7 @@ class Inbox:
         if self.federation.algorithm.client_memory:
             kept = {n: self.memories.keep(memory) for n, memory in arrival.memory.items()}
             self.memory.update(kept)
+            self.receipts.update(arrival.receipts)
 
     def _receive(self, reply: ClientResult | Received, spec: Spec) -> tuple[Update, int]:
         federation = self.federation

@@ -88,7 +88,8 @@ class Federation:
         self.require_enough(inbox, round, len(lost))
         memories = before.client_memory.replaced(inbox.memory)
         norms = before.norms.after(inbox.norms)
-        after = replace(before, round=round, client_memory=memories, norms=norms)
+        receipts = {**before.receipts, **inbox.receipts}
+        after = replace(before, round=round, client_memory=memories, norms=norms, receipts=receipts)
         broadcast_bytes, clamped = 0, 0
         if inbox.merged:
             after, broadcast_bytes, clamped = self.broadcast(after, phase, inbox.total.mean())

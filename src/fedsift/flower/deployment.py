@@ -10,7 +10,7 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType
 from torch import Tensor
 
-from fedsift.algorithms.method import Context, LocalUpdate, Memory, Phase, zero_memory
+from fedsift.algorithms.method import Context, LocalUpdate, Phase, zero_memory
 from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits, Shape, shape_of
 from fedsift.codec.update import Update
@@ -28,7 +28,7 @@ from fedsift.federation.snapshot import (
 )
 from fedsift.flower.protocol import Kind, Order
 from fedsift.flower.store import NO_RECEIPT
-from fedsift.vector import Moments, raw_bytes
+from fedsift.vector import Moments
 
 GRACE_SECONDS = 30.0
 """How much longer than a round its orders live: else Flower answers for a client that is late."""
@@ -80,10 +80,6 @@ class Deployment(Federation):
         kept = ((layout.d if k is None else k) * len(roles) for roles, k, _ in shape)
         mask = -(-layout.d // 8) * len(shape)
         return 2 * (sum(kept) * layout.dtype.itemsize + mask) + METADATA_BYTES
-
-    def cohort_memory(self, snapshot: Snapshot, cohort: tuple[int, ...]) -> dict[int, Memory]:
-        """In place of each member's memory, the receipt of the upload that it dates from."""
-        return {n: snapshot.client_memory.get(n, {}) for n in cohort}
 
     def count_traffic(
         self, before: Traffic, phase: Phase, inbox: Inbox, broadcast_bytes: int
@@ -169,21 +165,17 @@ class Orders:
         federation, task = self.federation, self.federation.task
         cohort = list(self.cohort) if about.client is None else [about.client]
         keeps = bool(federation.algorithm.client_memory)
+        receipts = self.snapshot.receipts
         return Order(
             round=self.round,
             run=federation.run_id,
             state=self.state,
             kind=kind,
             cohort=cohort,
-            receipts=[self.receipt(client) for client in cohort] if keeps else [],
+            receipts=[receipts.get(client, NO_RECEIPT) for client in cohort] if keeps else [],
             algorithm=repr(federation.algorithm),
             seed=task.seed,
             batch_size=task.batch_size or 0,
             seconds=self.seconds,
             frame=frame,
         )
-
-    def receipt(self, client: int) -> bytes:
-        """The client's last upload that was merged."""
-        memory = self.snapshot.client_memory.get(client)
-        return raw_bytes(memory["receipt"]) if memory else NO_RECEIPT

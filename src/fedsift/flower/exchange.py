@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
 
@@ -158,5 +157,4 @@ def taken(answer: Answer) -> Received | Missing:
     """An answer as the federation takes it."""
     if answer.outcome != "update":
         return Missing(answer.client, answer.reason or answer.outcome)
-    receipt = torch.frombuffer(bytearray(receipt_of(answer.frame)), dtype=torch.uint8)
-    return Received(answer.client, answer.frame, {"receipt": receipt}, answer.loss)
+    return Received(answer.client, answer.frame, receipt_of(answer.frame), answer.loss)
