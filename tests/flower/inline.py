@@ -6,7 +6,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedsift.flower.protocol import Order
+from fedsift.flower.protocol import TrainRequest
 
 
 @dataclass
@@ -42,7 +42,7 @@ class InlineGrid(Grid):
         return name
 
     def answer(self, node, node_id, message):
-        node.kinds.append(Order.read(message.content).kind)
+        node.kinds.append(TrainRequest.from_records(message.content).kind)
         config = {"partition-id": node.partition, "num-partitions": node.partitions}
         config = {} if node.partition is None else config
         context = Context(1, node_id, config, RecordDict(), self.run_config)

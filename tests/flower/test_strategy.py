@@ -24,16 +24,14 @@ from fedsift.codec.header import read_header
 from fedsift.codec.update import CodedValues, Update
 from fedsift.errors import ConfigError, TooFewClients
 from fedsift.flower import FedSift, arrays_of, client_app, exchange
-from fedsift.flower.arrays import flat
+from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.client import deadline
 from fedsift.flower.deployment import METADATA_BYTES
-from fedsift.flower.protocol import Answer, Malformed, packed
+from fedsift.flower.protocol import MalformedReply, TrainReply, array_of_frame
 from fedsift.flower.pull import RECORD_BYTES, check_sizes
-from fedsift.flower.store import Kept, Store
+from fedsift.flower.store import ClientState, ClientStore
 from fedsift.runs import federation_of
-from fedsift.runs.config import (
-    RunConfig,
-)
+from fedsift.runs.config import RunConfig
 from fedsift.simulation import initial_snapshot, run_rounds
 from fedsift.vector import Layout, Moments
 
@@ -101,11 +99,11 @@ def test_every_method_ends_with_the_simulation_s_bits(name, place):
     strategy = place.strategy(algorithm, participation=0.6)
     start(strategy, place.grid(algorithm), 4)
     result = simulated(algorithm, 4, participation=0.6)
-    assert_same_bits(strategy.snapshot.state, result.state)
+    assert_same_bits(strategy.run.snapshot.state, result.state)
     model = make_model()
-    model.load_state_dict(load_file(strategy.folder.model_file))
+    model.load_state_dict(load_file(strategy.run.folder.model_file))
     assert torch.equal(result.layout.read(model), result.weights)
-    assert torch.equal(flat(strategy.result.arrays)[1], result.weights)
+    assert torch.equal(vector_from_arrays(strategy.run.result.arrays)[1], result.weights)
     assert [r["uplink_bytes"] for r in place.history()] == [
         pytest.approx(r["uplink_bytes"]) for r in result.history
     ]
@@ -131,7 +129,7 @@ def test_a_model_may_have_negative_zeros_or_frozen_parameters(place, model):
     start(strategy, place.grid(model=model), 2, model=model)
     clients = [load_data(n, CLIENTS) for n in range(CLIENTS)]
     result = fedsift.simulate(model(), clients, algorithm=SSM, rounds=2, batch_size=8, seed=SEED)
-    assert_same_bits(strategy.snapshot.state, result.state)
+    assert_same_bits(strategy.run.snapshot.state, result.state)
 
 
 def test_a_model_of_a_type_that_flower_does_not_have_is_refused():
@@ -159,7 +157,7 @@ def test_the_demo_s_clients_train_as_the_simulation_does(place, monkeypatch):
     options = {"batch_size": config.batch_size, "seed": config.seed}
     strategy = place.strategy(config.make_algorithm(), 3, **options)
     strategy.start(grid, arrays_of(fed.task.model), 2, 60.0)
-    assert_same_bits(strategy.snapshot.state, expected.state)
+    assert_same_bits(strategy.run.snapshot.state, expected.state)
 
 
 def test_the_result_and_the_records_are_those_of_a_strategy(place):
@@ -187,7 +185,7 @@ def test_who_holds_the_last_state_is_sent_the_change_and_others_everything(place
     assert kinds[3] == ["full", "delta", "full", "delta"]
     problems = [record["problems"] for record in place.history()]
     assert problems == [{}, {}, {"3": "no node is this client"}, {}, {}]
-    assert again.snapshot.round == 5
+    assert again.run.snapshot.round == 5
 
 
 def test_a_client_that_lost_its_disk_is_brought_up_to_date_within_the_round(place):
@@ -202,7 +200,7 @@ def test_a_client_that_lost_its_disk_is_brought_up_to_date_within_the_round(plac
     start(strategy, grid, 2, evaluate_fn=wipe_once)
     assert grid.nodes[100].kinds == ["full", "delta", "full"]
     assert place.history()[1]["clients"] == CLIENTS
-    assert_same_bits(strategy.snapshot.state, simulated(SSM, 2).state)
+    assert_same_bits(strategy.run.snapshot.state, simulated(SSM, 2).state)
 
 
 def test_a_client_whose_upload_was_lost_trains_on_with_its_old_memory(place):
@@ -218,7 +216,7 @@ def test_a_client_whose_upload_was_lost_trains_on_with_its_old_memory(place):
     start(strategy, grid, 3)
     assert "lacks" in place.history()[1]["problems"]["1"]
     # Client 1 must send in round 3 what it would have sent had it never trained in round 2.
-    federation = strategy.federation
+    federation = strategy.run.federation
     simulation = fedsift.simulation.prepare(
         make_model(),
         [load_data(n, CLIENTS) for n in range(CLIENTS)],
@@ -241,18 +239,18 @@ def test_a_client_whose_upload_was_lost_trains_on_with_its_old_memory(place):
         object.__setattr__(simulation, "lost_clients", lambda r, cohort, lost=lost: lost)
         snapshot, _ = simulation.run_round(snapshot)
     assert federation.task.seed == SEED
-    assert_same_bits(strategy.snapshot.state, snapshot.state)
+    assert_same_bits(strategy.run.snapshot.state, snapshot.state)
 
 
 def test_a_restarted_server_restores_the_receipts_and_ends_with_the_same_bits(place):
     grid = place.grid(EFFICIENT)
     start(first := place.strategy(EFFICIENT), grid, 2)
     start(second := place.strategy(EFFICIENT), grid, 2)
-    assert set(first.snapshot.receipts) == set(range(CLIENTS))
-    assert second.snapshot.receipts == first.snapshot.receipts
-    assert second.snapshot.client_memory == {}
+    assert set(first.run.snapshot.receipts) == set(range(CLIENTS))
+    assert second.run.snapshot.receipts == first.run.snapshot.receipts
+    assert second.run.snapshot.client_memory == {}
     start(second, grid, 4)
-    assert_same_bits(second.snapshot.state, simulated(EFFICIENT, 4).state)
+    assert_same_bits(second.run.snapshot.state, simulated(EFFICIENT, 4).state)
 
 
 def test_a_round_ends_when_it_has_enough(place):
@@ -278,7 +276,7 @@ def test_two_nodes_cannot_be_the_same_client(place):
     start(place.strategy(), grid, 1)
     assert place.history()[0]["problems"] == {
         "4": "no node is this client",
-        "node 104": "it says that it is client 3, which it cannot be",
+        "node 104": "it claims to be client 3, which it cannot be",
     }
 
 
@@ -337,8 +335,8 @@ def test_a_client_of_another_algorithm_or_model_is_named(place):
     ],
 )  # fmt: skip
 def test_a_malformed_answer_is_refused(records):
-    with pytest.raises(Malformed):
-        Answer.read(RecordDict(records))
+    with pytest.raises(MalformedReply):
+        TrainReply.from_records(RecordDict(records))
 
 
 def evil(grid, say, nodes=(100,)):
@@ -349,7 +347,7 @@ def evil(grid, say, nodes=(100,)):
         reply = honest(node, node_id, message)
         if node_id not in nodes:
             return reply
-        return Message(say(Answer.read(reply.content)), reply_to=message)
+        return Message(say(TrainReply.from_records(reply.content)), reply_to=message)
 
     grid.answer = answer
     return grid
@@ -360,8 +358,8 @@ def lie(**words):
 
     def say(answer):
         answer = replace(answer, **words)
-        frame = ArrayRecord({"update": packed(answer.frame)})
-        return RecordDict({**answer.records(), "frame": frame})
+        frame = ArrayRecord({"update": array_of_frame(answer.frame)})
+        return RecordDict({**answer.to_records(), "frame": frame})
 
     return say
 
@@ -422,8 +420,8 @@ def test_a_reply_that_flower_cannot_read_is_a_problem_of_its_node_alone(place, m
 def test_a_reply_that_nobody_waits_for_is_dropped(place):
     strategy = place.strategy()
     start(strategy, place.grid(), 1)
-    reply = strategy.exchange.orders.message(100)
-    assert strategy.exchange.read(reply) is None
+    reply = strategy.run.engine.exchange.requests.message_to(100)
+    assert strategy.run.engine.exchange.result_in(reply) is None
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -435,12 +433,12 @@ def test_an_honest_reply_is_within_the_bound(name, place):
 
     def say(answer):
         sizes.append(len(answer.frame))
-        return answer.records()
+        return answer.to_records()
 
     start(strategy, evil(grid, say, nodes=range(100, 100 + CLIENTS)), 3)
     largest, header = max(sizes[-CLIENTS:]), 100
-    most = strategy.exchange.orders.max_reply_bytes - METADATA_BYTES
-    dense = 3 * 4 * strategy.layout.d
+    most = strategy.run.engine.exchange.requests.max_reply_bytes - METADATA_BYTES
+    dense = 3 * 4 * strategy.run.federation.task.layout.d
     assert largest - header < most < 3 * dense
 
 
@@ -453,12 +451,12 @@ def array_of(chunks, *children):
 def test_what_decoding_would_take_is_bounded():
     chunk = b"ArrayChunk  1000\0" + bytes(1000)
     check_sizes({"a": chunk, "b": array_of([0, 0], "a")}, 3000)
-    with pytest.raises(Malformed, match="arrays are larger than 3000 bytes"):
+    with pytest.raises(MalformedReply, match="arrays are larger than 3000 bytes"):
         check_sizes({"a": chunk, "b": array_of([0, 0, 0], "a")}, 3000)
-    with pytest.raises(Malformed, match="arrays are larger"):
+    with pytest.raises(MalformedReply, match="arrays are larger"):
         check_sizes({"a": chunk, "b": array_of([0, 0], "a"), "c": array_of([-1], "a")}, 3000)
     record = b"ConfigRecord  %d\0" % RECORD_BYTES + bytes(RECORD_BYTES)
-    with pytest.raises(Malformed, match="a record of more than"):
+    with pytest.raises(MalformedReply, match="a record of more than"):
         check_sizes({"a": record}, 1 << 40)
 
 
@@ -470,7 +468,7 @@ def test_a_weight_that_no_batch_has_is_a_problem_of_its_client_alone(place):
         header = read_header(answer.frame)[0]
         spec = Spec(layout, SSM.name, 1, answer.client, header.run, header.base)
         frame = encode(Update(update.parts, (1e-300,)), spec)
-        return replace(answer, frame=frame).records()
+        return replace(answer, frame=frame).to_records()
 
     start(place.strategy(), evil(place.grid(), say), 1)
     assert place.history()[0]["problems"] == {"0": "weight 1e-300 is outside [1, 8]"}
@@ -478,14 +476,18 @@ def test_a_weight_that_no_batch_has_is_a_problem_of_its_client_alone(place):
 
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_a_batch_has_a_sample(place, batch_size):
-    with pytest.raises(ValueError, match="batch_size must be at least 1, or None for all"):
+    with pytest.raises(ValueError, match="batch_size must be at least 1, or None for the whole"):
         place.strategy(batch_size=batch_size)
 
 
 def test_an_empty_frame_is_a_problem_of_its_client_alone(place):
-    strategy, grid = place.strategy(), place.grid()
-    start(strategy, grid, 1)
-    start(strategy, evil(grid, lie(frame=b"")), 2)
+    grid = place.grid()
+
+    def tamper_after_first_round(round, arrays):
+        if round == 1:
+            evil(grid, lie(frame=b""))
+
+    start(place.strategy(), grid, 2, evaluate_fn=tamper_after_first_round)
     record = place.history()[1]
     assert (record["clients"], record["problems"]) == (CLIENTS - 1, {"0": "its frame is empty"})
 
@@ -512,7 +514,7 @@ def flipped(answer):
     w = CodedValues.of(-100 * part.values["w"].restore())
     update = Update((replace(part, values={**part.values, "w": w}),), update.weights)
     spec = Spec(layout, SSM.name, header.round, answer.client, header.run, header.base)
-    return replace(answer, frame=encode(update, spec)).records()
+    return replace(answer, frame=encode(update, spec)).to_records()
 
 
 def test_an_update_that_is_far_too_large_is_rejected_from_the_first_round_on(place):
@@ -521,7 +523,7 @@ def test_an_update_that_is_far_too_large_is_rejected_from_the_first_round_on(pla
     for record in place.history():
         assert (record["clients"], record["rejected"]) == (CLIENTS - 1, 1)
         assert "times as large as usual in recent rounds" in record["problems"]["0"]
-    assert all(len(medians) == 2 for medians in strategy.snapshot.norms.medians.values())
+    assert all(len(medians) == 2 for medians in strategy.run.snapshot.norms.medians.values())
     again = place.strategy()
     start(again, place.grid(), 3)
     assert place.history()[2]["clients"] == CLIENTS
@@ -543,13 +545,13 @@ def test_an_update_that_nobody_asked_for_is_not_one_of_those_that_are_enough(pla
     junk = lie(outcome="update", frame=b"junk" * 9)
 
     def say(answer):
-        return junk(answer) if answer.outcome == "absent" else answer.records()
+        return junk(answer) if answer.outcome == "absent" else answer.to_records()
 
     grid = evil(place.grid(), say, nodes=range(100, 100 + CLIENTS))
     start(place.strategy(participation=0.6, enough=3), grid, 1)
     record = place.history()[0]
     assert (record["clients"], record["rejected"]) == (3, 0)
-    assert all("which is not due" in problem for problem in record["problems"].values())
+    assert all("which is not expected" in problem for problem in record["problems"].values())
 
 
 def test_too_few_updates_are_told_with_the_right_reason(place):
@@ -564,7 +566,7 @@ def test_who_says_again_that_it_is_behind_is_not_sent_everything_again(place):
     start(place.strategy(), grid, 1)
     evil(grid, lie(outcome="behind", frame=b""))
     start(place.strategy(), grid, 3)
-    said = "it says that it is behind, but it was sent everything"
+    said = "it claims to be behind, but it was sent the whole state"
     assert [record["problems"] for record in place.history()[1:]] == [{"0": said}] * 2
     assert grid.nodes[100].kinds == ["full"] * 3
 
@@ -589,9 +591,9 @@ def raising(words):
 
 def test_a_client_s_file_survives_a_crash_and_shows_damage(tmp_path, monkeypatch):
     layout = Layout.of(make_model())
-    store = Store(tmp_path)
+    store = ClientStore(tmp_path)
     state = Moments.start(torch.ones(layout.d))
-    store.save(layout, Kept(state, {b"12345678": {"residual": torch.ones(1, layout.d)}}))
+    store.save(layout, ClientState(state, {b"12345678": {"residual": torch.ones(1, layout.d)}}))
 
     def die(*args):
         raise KeyboardInterrupt
@@ -599,7 +601,7 @@ def test_a_client_s_file_survives_a_crash_and_shows_damage(tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr("os.replace", die)
         with pytest.raises(KeyboardInterrupt):
-            store.save(layout, Kept(Moments.start(torch.zeros(layout.d))))
+            store.save(layout, ClientState(Moments.start(torch.zeros(layout.d))))
     assert store.file.stat().st_mode & 0o777 == 0o600
     kept = store.load(layout)
     assert_same_bits(kept.state, state)
@@ -607,7 +609,7 @@ def test_a_client_s_file_survives_a_crash_and_shows_damage(tmp_path, monkeypatch
     damaged = bytearray(store.file.read_bytes())
     damaged[-1] ^= 1
     store.file.write_bytes(damaged)
-    assert store.load(layout) == Kept()
+    assert store.load(layout) == ClientState()
 
 
 def test_a_loop_of_one_s_own_trains_by_the_paper_s_adam(place):
@@ -629,7 +631,7 @@ def test_a_loop_of_one_s_own_trains_by_the_paper_s_adam(place):
     start(strategy, place.grid(train=train), 2, train_config=config)
     result = simulated(SSM, 2, **whole)
     assert steps == ["hello"] * 2 * 2 * CLIENTS
-    for own, built_in in zip(strategy.snapshot.state, result.state, strict=True):
+    for own, built_in in zip(strategy.run.snapshot.state, result.state, strict=True):
         torch.testing.assert_close(own, built_in, rtol=1e-5, atol=1e-7)
 
 
