@@ -173,6 +173,21 @@ def test_the_result_and_the_records_are_those_of_a_strategy(place):
     assert result.evaluate_metrics_serverapp[2]["accuracy"] == 0.2
 
 
+def test_the_initial_model_is_evaluated_before_the_first_round_only(place):
+    models = {}
+
+    def evaluate(round, arrays):
+        models[round] = vector_from_arrays(arrays)[1]
+        return MetricRecord({"accuracy": 0.5})
+
+    result = start(place.strategy(), place.grid(), 1, evaluate_fn=evaluate)
+    assert torch.equal(models[0], Layout.of(make_model()).read(make_model()))
+    assert result.evaluate_metrics_serverapp.keys() == {0, 1}
+    assert [record["round"] for record in place.history()] == [1]
+    result = start(place.strategy(), place.grid(), 2, evaluate_fn=evaluate)
+    assert result.evaluate_metrics_serverapp.keys() == {2}
+
+
 def test_who_holds_the_last_state_is_sent_the_change_and_others_everything(place):
     grid, strategy = place.grid(), place.strategy()
     start(strategy, grid, 2)
@@ -190,14 +205,12 @@ def test_who_holds_the_last_state_is_sent_the_change_and_others_everything(place
 
 def test_a_client_that_lost_its_disk_is_brought_up_to_date_within_the_round(place):
     grid, strategy = place.grid(), place.strategy()
-    wiped = []
 
-    def wipe_once(round, arrays):
-        if not wiped:
-            wiped.append(shutil.rmtree(place.path / "state"))
-        return
+    def wipe_after_first_round(round, arrays):
+        if round == 1:
+            shutil.rmtree(place.path / "state")
 
-    start(strategy, grid, 2, evaluate_fn=wipe_once)
+    start(strategy, grid, 2, evaluate_fn=wipe_after_first_round)
     assert grid.nodes[100].kinds == ["full", "delta", "full"]
     assert place.history()[1]["clients"] == CLIENTS
     assert_same_bits(strategy.run.snapshot.state, simulated(SSM, 2).state)
@@ -622,7 +635,7 @@ def test_a_loop_of_one_s_own_trains_by_the_paper_s_adam(place):
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
-            steps.append(config["note"])
+            steps.append((config["note"], config["server-round"]))
         return loss.item()
 
     whole = {"batch_size": None}
@@ -630,7 +643,9 @@ def test_a_loop_of_one_s_own_trains_by_the_paper_s_adam(place):
     config = ConfigRecord({"note": "hello"})
     start(strategy, place.grid(train=train), 2, train_config=config)
     result = simulated(SSM, 2, **whole)
-    assert steps == ["hello"] * 2 * 2 * CLIENTS
+    expected = [("hello", round) for round in (1, 2)]
+    assert steps == [step for step in expected for _ in range(2 * CLIENTS)]
+    assert dict(config) == {"note": "hello"}
     for own, built_in in zip(strategy.run.snapshot.state, result.state, strict=True):
         torch.testing.assert_close(own, built_in, rtol=1e-5, atol=1e-7)
 

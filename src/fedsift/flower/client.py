@@ -40,8 +40,9 @@ AppConfig = dict[str, bool | float | int | str]
 """The run config of a Flower app."""
 MakeAlgorithm = Callable[[AppConfig], Algorithm]
 Train = Callable[[nn.Module, torch.optim.Optimizer, Data, ConfigRecord], float]
-"""Your own training loop: (model, optimizer, data, train_config) to the mean loss. The optimizer is
-a :class:`fedsift.Adam` that holds the global moments."""
+"""Your own training loop: (model, optimizer, data, config) to the mean loss. The optimizer is a
+:class:`fedsift.Adam` that holds the global moments. The config is the server's ``train_config`` and
+the round, as ``server-round``."""
 
 
 def client_app(

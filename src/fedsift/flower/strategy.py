@@ -125,8 +125,9 @@ class FedSift(Strategy):
         """Train until the run has ``num_rounds`` rounds, from its checkpoint if there is one.
 
         A round ends after ``timeout`` seconds at the latest, with the replies received by then.
-        ``train_config`` is passed to the clients' own training loops. ``evaluate_fn`` is called
-        after each round, and its ``accuracy`` and ``loss`` become part of the run's metrics.
+        ``train_config`` is passed to the clients' own training loops, with ``server-round`` added.
+        ``evaluate_fn`` is called before the first round, with round 0, and after each round. The
+        ``accuracy`` and ``loss`` that it returns after a round become part of the run's metrics.
         """
         if num_rounds < 1:
             raise ValueError(f"num_rounds must be at least 1, got {num_rounds}")
@@ -140,6 +141,8 @@ class FedSift(Strategy):
         folder = RunFolder.create_or_extend(self.path, self.config(num_rounds))
         with folder.locked():
             run = self.run = self.restore_run(folder, layout, w, timeout, evaluate_fn)
+            if run.snapshot.round == 0:
+                run.engine.evaluate_arrays(0, initial_arrays)
             while run.snapshot.round < num_rounds:
                 round = run.snapshot.round + 1
                 log(INFO, "[ROUND %s/%s]", round, num_rounds)
@@ -206,7 +209,8 @@ class FedSift(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Wait for enough nodes, and return the requests of the round."""
-        return self.current_run.requests(config, grid)
+        with_round = ConfigRecord({**config, "server-round": server_round})
+        return self.current_run.requests(with_round, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
