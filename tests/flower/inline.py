@@ -1,4 +1,4 @@
-"""A grid without sockets or processes: every order is carried out at once, in this process."""
+"""A Flower grid without a network: each request is answered at once, in this process."""
 
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ class InlineNode:
 
 
 class InlineGrid(Grid):
-    """Hands messages to the apps of its nodes; ``silent`` nodes never answer."""
+    """Hands messages to the apps of its nodes. Nodes in ``silent`` never reply."""
 
     def __init__(self, nodes, run_config=None):
         self.run_config = run_config or {}

@@ -44,20 +44,20 @@ class Arrival:
     receipts: Mapping[int, bytes]
     norms: Sequence[Norms]
 
-    def rows(self, which: list[int]) -> Arrival:
+    def select(self, rows: list[int]) -> Arrival:
         """Select some of the uploads."""
-        if len(which) == len(self.specs):
+        if len(rows) == len(self.specs):
             return self
-        specs = [self.specs[row] for row in which]
+        specs = [self.specs[row] for row in rows]
         clients = {spec.client for spec in specs}
         return Arrival(
             specs,
-            self.update.rows(which),
-            [self.sizes[row] for row in which],
-            [self.losses[row] for row in which],
+            self.update.rows(rows),
+            [self.sizes[row] for row in rows],
+            [self.losses[row] for row in rows],
             {n: memory for n, memory in self.memory.items() if n in clients},
             {n: receipt for n, receipt in self.receipts.items() if n in clients},
-            [self.norms[row] for row in which],
+            [self.norms[row] for row in rows],
         )
 
 
@@ -129,7 +129,7 @@ class Inbox:
                 self.take(reply)
         elif replies.clients:
             specs = [replace(self.spec, client=n) for n in replies.clients]
-            memory = {each.client: each.memory for each in replies} if replies.memory else {}
+            memory = {result.client: result.memory for result in replies} if replies.memory else {}
             update, norms = replies.update, self.bound.norms_of(replies.update)
             self._admit(Arrival(specs, update, replies.sizes, replies.losses, memory, {}, norms))
 
@@ -141,7 +141,7 @@ class Inbox:
             for spec, size, problem in zip(arrival.specs, arrival.sizes, problems, strict=True):
                 if problem:
                     self._reject(spec.client, problem, size)
-            self._merge(arrival.rows([row for row, why in enumerate(problems) if not why]))
+            self._merge(arrival.select([row for row, why in enumerate(problems) if not why]))
 
     def _admit(self, arrival: Arrival) -> None:
         self.norms += arrival.norms
@@ -149,7 +149,7 @@ class Inbox:
             self._merge(arrival)
             return
         self.held.append(arrival)
-        if sum(held_bytes(each.update) for each in self.held) > MAX_HELD_BYTES:
+        if sum(held_bytes(arrival.update) for arrival in self.held) > MAX_HELD_BYTES:
             self.merge_held()
 
     def _reject(self, client: int, problem: str, size: int) -> None:
@@ -166,8 +166,8 @@ class Inbox:
         self.total.add(arrival.update)
         self.federation.on_upload(arrival.specs, arrival.update, arrival.sizes)
         if self.federation.algorithm.client_memory:
-            kept = {n: self.memories.keep(memory) for n, memory in arrival.memory.items()}
-            self.memory.update(kept)
+            stored = {n: self.memories.keep(memory) for n, memory in arrival.memory.items()}
+            self.memory.update(stored)
             self.receipts.update(arrival.receipts)
 
     def _receive(self, reply: ClientResult | Received, spec: Spec) -> tuple[Update, int]:
