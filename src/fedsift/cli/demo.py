@@ -107,7 +107,7 @@ def wait_with_progress(
             shown = len(history)
             return federation.processes["run"].poll() is not None
 
-        federation.wait_until(has_ended, seconds=24 * HOURS)
+        federation.wait_until(has_ended, "superlink", seconds=24 * HOURS)
 
 
 def failure_reason(federation: LocalFederation) -> str:

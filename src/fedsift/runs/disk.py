@@ -24,23 +24,25 @@ class CorruptFile(ValueError):
     """A file whose content is not what was written."""
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any], mode: int = 0o666
+) -> None:
     """Write named tensors and a JSON object about them, with a digest of both.
 
     Equal tensors give equal bytes. The metadata has a single key because safetensors does not keep
-    the order of several.
+    the order of several. The umask applies to the file's ``mode``.
     """
     whole = {name: x.detach().contiguous() for name, x in tensors.items()}
     text = json.dumps(about)
     sealed = text.removesuffix("}") + SEAL + digest(text, whole) + '"}'
     with replacing(path) as partial:
-        partial.touch()
-        mode = partial.stat().st_mode  # follows the umask; safetensors would allow the owner only
+        partial.touch(mode)
+        allowed = partial.stat().st_mode  # safetensors would always write 0600
         try:
             save_file(whole, partial, metadata={"fedsift": sealed})
         except SafetensorError as problem:
             raise OSError(str(problem)) from None
-        partial.chmod(mode)
+        partial.chmod(allowed)
 
 
 def load_tensors(path: Path, device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
