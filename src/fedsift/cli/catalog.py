@@ -22,9 +22,8 @@ def catalog() -> dict[str, Any]:
     return found
 
 
-def declared() -> dict[str, Any]:
+def declarations() -> dict[str, Any]:
     """Collect what catalog.json should hold from the declarations themselves."""
-    from fedsift.algorithms import METHODS
     from fedsift.data import DATASETS
     from fedsift.engine.gpu.stacked import PRECISIONS
     from fedsift.models import MODELS
@@ -32,7 +31,7 @@ def declared() -> dict[str, Any]:
 
     return {
         "run": run_settings(),
-        "methods": {name: method_settings(name) for name in sorted(METHODS)},
+        "methods": method_settings(),
         "datasets": list(DATASETS),
         "models": list(MODELS),
         "devices": list(DEVICES),
@@ -53,39 +52,16 @@ def run_settings() -> dict[str, dict[str, Any]]:
     }
 
 
-def method_settings(name: str) -> dict[str, dict[str, Any]]:
-    """Return the type, default and help of every setting of a method."""
-    from fedsift.algorithms import settings_of
+def method_settings() -> list[dict[str, Any]]:
+    """Return the name and the settings of every method."""
+    from fedsift.algorithms import describe
 
-    return {
-        key: {"type": type(value).__name__, "default": value, "help": HELP[key]}
-        for key, value in settings_of(name).items()
-    }
-
-
-HELP = {
-    "local_steps": "L, local mini-batch steps per round.",
-    "lr": "Learning rate.",
-    "density": "α = k/d, the share of coordinates that is sent, in (0, 1].",
-    "beta1": "Decay of the first moment.",
-    "beta2": "Decay of the second moment.",
-    "eps": "ε inside Adam's square root.",
-    "bits": "Bits per coordinate of W, 2 to 8.",
-    "down_density": "Share of coordinates that the server sends, in (0, 1].",
-    "decay": "Share of the unsent residual that is kept, in [0, 1].",
-    "momentum": "Server momentum, in [0, 1).",
-    "clip": "Bound on the gradient norm; 0 turns clipping off.",
-    "average": "The model is W averaged over about this share of all rounds; 0: W.",
-    "outer_lr": "Learning rate of the server.",
-    "correction": "α, the share of the last global update that is applied again.",
-    "weight_decay": "λ, decoupled weight decay.",
-    "warmup_rounds": "Rounds of warm-up.",
-}
+    return [{"name": about["name"], "settings": about["settings"]} for about in describe()]
 
 
 def write() -> None:
     """Write catalog.json."""
-    text = json.dumps(declared(), indent=2, ensure_ascii=False)
+    text = json.dumps(declarations(), indent=2, ensure_ascii=False)
     FILE.write_text(text + "\n", encoding="utf-8")
 
 

@@ -16,8 +16,10 @@ from fedsift.cli.catalog import catalog
 TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 DEFAULTS: Mapping[str, Any] = {key: about["default"] for key, about in catalog()["run"].items()}
 """The defaults of ``fedsift run``."""
-METHOD_NAMES = ", ".join(catalog()["methods"])
+METHOD_NAMES = ", ".join(method["name"] for method in catalog()["methods"])
 METHOD_PANEL = "Settings of the algorithm (each applies to the algorithms that have it)"
+FEW = 3
+"""The help of a setting that at most this many methods have names them."""
 PANELS: dict[str, dict[str, str]] = {
     "Data and model": {
         "dataset": f"Data set: {', '.join(catalog()['datasets'])}.",
@@ -79,41 +81,36 @@ def run_parameters(defaults: Mapping[str, Any]) -> Iterator[Parameter]:
 
 
 def method_parameters() -> Iterator[Parameter]:
-    """Yield a parameter for each setting that any method has."""
-    for name, by_method in settings_by_name().items():
-        first = next(iter(by_method.values()))
-        defaults = defaults_text({m: about["default"] for m, about in by_method.items()})
-        text = help_text({m: about["help"] for m, about in by_method.items()})
-        yield option_parameter(name, TYPES[first["type"]], text, defaults, METHOD_PANEL)
+    """Yield a parameter for each setting that any method has, the most common ones first."""
+    uses: dict[str, dict[str, dict[str, Any]]] = {}
+    for method in catalog()["methods"]:
+        for setting in method["settings"]:
+            uses.setdefault(setting["name"], {})[method["name"]] = setting
+    for name, by_method in sorted(uses.items(), key=lambda item: -len(item[1])):
+        kind = TYPES[next(iter(by_method.values()))["type"]]
+        default = default_text({method: x["default"] for method, x in by_method.items()})
+        yield option_parameter(name, kind, setting_help(by_method), default, METHOD_PANEL)
 
 
-def settings_by_name() -> dict[str, dict[str, Any]]:
-    """Return every setting with the methods that have it; the settings of most methods first."""
-    found: dict[str, dict[str, Any]] = {}
-    for method, settings in catalog()["methods"].items():
-        for name, about in settings.items():
-            found.setdefault(name, {})[method] = about
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+def setting_help(by_method: Mapping[str, Mapping[str, Any]]) -> str:
+    """Describe a setting and its range; name the methods that have it if they are few.
 
-
-def help_text(by_method: Mapping[str, str]) -> str:
-    """Describe a setting; name the methods that have it if they are few.
-
-    >>> help_text({"sift": "Server momentum."})
-    'Server momentum. (sift)'
-    >>> help_text({"onebit-adam": "Dense rounds.", "sift": "Rounds in which clip rises."})
-    'onebit-adam: Dense rounds. sift: Rounds in which clip rises.'
+    >>> setting_help({"sift": {"help": "Bound on the norm", "range": "a positive number"}})
+    'sift: Bound on the norm, a positive number.'
     """
-    texts = list(dict.fromkeys(by_method.values()))
-    if len(texts) > 1:
-        return " ".join(f"{method}: {text}" for method, text in by_method.items())
-    return texts[0] if len(by_method) > 3 else f"{texts[0]} ({', '.join(by_method)})"
+    methods_by_text: dict[str, list[str]] = {}
+    for method, setting in by_method.items():
+        text = ", ".join(part for part in (setting["help"], setting["range"]) if part)
+        methods_by_text.setdefault(f"{text}.", []).append(method)
+    if len(methods_by_text) == 1 and len(by_method) > FEW:
+        return next(iter(methods_by_text))
+    return " ".join(f"{', '.join(methods)}: {text}" for text, methods in methods_by_text.items())
 
 
-def defaults_text(by_method: Mapping[str, Any]) -> str:
-    """Describe a setting's default, and where it differs.
+def default_text(by_method: Mapping[str, float]) -> str:
+    """Return the most common default of a setting, then the methods with another.
 
-    >>> defaults_text({"fedadam": 0.001, "fedsgd": 0.001, "onebit-adam": 0.0001})
+    >>> default_text({"fedadam": 0.001, "fedsgd": 0.001, "onebit-adam": 0.0001})
     '0.001; onebit-adam: 0.0001'
     """
     values = list(by_method.values())
