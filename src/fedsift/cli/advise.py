@@ -31,10 +31,10 @@ def advise(
         typer.Option("--target", help="Accuracy to reach.", show_default="what the defaults reach"),
     ] = None,
     clients: Annotated[int, option("--clients", "Number of clients.")] = 20,
-    partition: Annotated[str, option("--partition", "How the data is split: iid, dirichlet or documents.")] = "iid",
+    partition: Annotated[str, option("--partition", "iid, dirichlet or documents.")] = "iid",
     theta: Annotated[float, option("--theta", "Dirichlet concentration.")] = 0.1,
     batch_size: Annotated[int, option("--batch-size", "Samples per local step; 0: all.")] = 64,
-    seed: Annotated[int, option("--seed", "Seed of the weights, the partition and the mini-batches.")] = 0,
+    seed: Annotated[int, option("--seed", "Seed of weights, partition and mini-batches.")] = 0,
     calibration_rounds: Annotated[
         int, option("--calibration-rounds", "Rounds with the default settings, for reference.")
     ] = 5,

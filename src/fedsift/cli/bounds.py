@@ -35,8 +35,12 @@ def bounds(
     grad_bound: Annotated[
         float, option("--grad-bound", "G: bound on every partial derivative.")
     ] = 9.8,
-    sigma_l: Annotated[float, option("--sigma-l", "σ_l: deviation of the gradient of one sample.")] = 14.0,
-    sigma_g: Annotated[float, option("--sigma-g", "σ_g: deviation of local from global gradients.")] = 1.9,
+    sigma_l: Annotated[
+        float, option("--sigma-l", "σ_l: deviation of the gradient of one sample.")
+    ] = 14.0,
+    sigma_g: Annotated[
+        float, option("--sigma-g", "σ_g: deviation of local from global gradients.")
+    ] = 1.9,
     batch: Annotated[int, option("--batch", "Mini-batch size of a client.")] = 64,
     rounds: Annotated[int, option("--rounds", "T, communication rounds.")] = 30,
     gap: Annotated[float, option("--gap", "F(W⁰) minus the minimum of F.")] = 2.3,
@@ -122,7 +126,9 @@ def tables(found: dict[str, Any]) -> Iterator[Table]:
 def deviation_table(found: dict[str, Any]) -> Table:
     """Return Theorem 1, its sharper form, and the bound that follows without a theorem."""
     headings = ("Γ (of ΔW)", "Λ (of ΔM)", "Θ (of ΔV)", "Φ (the rest)", "vacuous")
-    table = number_table("Theorem 1: deviation from centralized Adam after L steps, log₁₀", headings)
+    table = number_table(
+        "Theorem 1: deviation from centralized Adam after L steps, log₁₀", headings
+    )
     for name, row in (("Theorem 1", found["theorem_1"]), ("sharper", found["sharper"])):
         shown = [decimal(row[f"log_{c}"]) for c in ("gamma", "lambda", "theta", "phi")]
         table.add_row(name, *shown, yes(row["vacuous"]))

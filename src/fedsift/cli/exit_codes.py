@@ -55,8 +55,9 @@ def report_problem(problem: Exception) -> int:
     code = exit_code_of(problem)
     if code is None:
         raise problem
-    is_click = isinstance(problem, click.ClickException)
-    message = problem.format_message() if is_click else str(problem)
+    message = str(problem)
+    if isinstance(problem, click.ClickException):
+        message = problem.format_message()
     if code == 0:
         print(message)
     elif is_first_rank():

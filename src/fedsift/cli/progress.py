@@ -50,7 +50,7 @@ def progress_bar(config: RunConfig, parameters: int, finished: int) -> Iterator[
 
         def show(record: Record) -> None:
             ratio = f", {fewer_than_dense(config, parameters, record)}" if is_wide else ""
-            status = f" · {short_status(record)}{ratio}"
+            status = " · ".join(["", short_status(record) + ratio, *rejected_text(record)])
             progress.update(task, completed=record["round"], status=status)
 
         yield show
@@ -66,6 +66,7 @@ def progress_lines(config: RunConfig, parameters: int, finished: int) -> Iterato
             f"{config.algorithm} round {record['round']}/{config.rounds}",
             f"{short_status(record)}, {fewer_than_dense(config, parameters, record)}",
             *loss,
+            *rejected_text(record),
             f"{record['seconds'] / record['round']:.2f} s/round",
         ]
         err.print(" · ".join(words), markup=False, highlight=False, soft_wrap=True)
@@ -74,23 +75,23 @@ def progress_lines(config: RunConfig, parameters: int, finished: int) -> Iterato
 
 
 def short_status(record: Record) -> str:
-    """Return a round's accuracy, uplink and number of rejected updates.
+    """Return a round's accuracy and the uplink so far.
 
-    >>> short_status({"accuracy": 0.9, "uplink_bytes": 1.2e6, "rejected": 0})
+    >>> short_status({"accuracy": 0.9, "uplink_bytes": 1.2e6})
     '90.00 % · 1.20 MB per client'
     """
-    words = [] if record["accuracy"] is None else [percent(record["accuracy"])]
-    words.append(f"{file_size(record['uplink_bytes'])} per client")
-    if record.get("rejected"):
-        words.append(f"{record['rejected']} rejected")
-    return " · ".join(words)
+    accuracy = [] if record["accuracy"] is None else [percent(record["accuracy"])]
+    return " · ".join([*accuracy, f"{file_size(record['uplink_bytes'])} per client"])
+
+
+def rejected_text(record: Record) -> list[str]:
+    """Return the number of rejected updates, if there are any."""
+    return [f"{record['rejected']} rejected"] if record.get("rejected") else []
 
 
 def fewer_than_dense(config: RunConfig, parameters: int, record: Record) -> str:
     """Return how many times fewer bytes were sent than dense FedAdam would send."""
-    dense = dense_fedadam_bytes(
-        parameters, record["round"], config.clients, config.participation
-    )
+    dense = dense_fedadam_bytes(parameters, record["round"], config.clients, config.participation)
     return f"{times_fewer(record['uplink_bytes'], dense)} fewer than dense FedAdam"
 
 

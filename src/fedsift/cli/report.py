@@ -24,10 +24,10 @@ def report(
     runs are included up to their last round.
 
     Examples:
-
     * `fedsift report runs/digits-fedadam-ssm-20260101-120000`
 
     * `fedsift report runs/seed-0 runs/seed-1 runs/seed-2 -o seeds.html`
+
     """
     from fedsift.cli.reports import report_on_folders
 

@@ -13,8 +13,9 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fedsift.cli.exit_codes import user_input
 from fedsift.cli.options import DataDir, path
-from fedsift.cli.terminal import err, plain_table, user_input
+from fedsift.cli.terminal import err, plain_table
 from fedsift.cli.terminal import out as console
 from fedsift.data.files import use_existing_data_folder
 from fedsift.reproduce.pins import PINS, Pin, Planned, Wanted, plan, read, split

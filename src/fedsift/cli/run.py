@@ -26,7 +26,6 @@ def run(
     and report.html. After an interruption, `fedsift resume` continues the run.
 
     Examples:
-
     * `fedsift run --partition dirichlet --theta 0.1`
 
     * `fedsift run --algorithm sift --rounds 50 --out runs/sift`
@@ -34,6 +33,7 @@ def run(
     * `fedsift run --dataset fashion-mnist --density 0.01 --lr 0.002`
 
     * `fedsift run --config runs/sift/config.toml --seed 1`
+
     """
     from fedsift.cli.training import start_run
 

@@ -60,9 +60,7 @@ def partition_text(summary: Mapping[str, Any]) -> str:
 COMPARISON = ("algorithm", "MB", "vs dense", "Mibit", "ratio", "round", "best", "final")
 
 
-def comparison_table(
-    rows: Iterable[Row], title: str, config: RunConfig, parameters: int
-) -> Table:
+def comparison_table(rows: Iterable[Row], title: str, config: RunConfig, parameters: int) -> Table:
     """Return a table like the paper's Table 1 for one task, in MB per client first."""
     rows = list(rows)
     table = plain_table(title)

@@ -62,8 +62,9 @@ def resume_run(path: Path, data_dir: Path | None) -> None:
             config = folder.config()
             if config.wire == "flower":
                 raise ConfigError(
-                    f"{path} was run on Flower: to continue it, start its app again, or run 'fedsift "
-                    f"deploy demo' with the same options and --out {shlex.quote(str(path))}"
+                    f"{path} was run on Flower: to continue it, start its app again, or run "
+                    "'fedsift deploy demo' with the same options and --out "
+                    f"{shlex.quote(str(path))}"
                 )
             if rank():
                 train_for_rank_zero([config])

@@ -20,7 +20,7 @@ from fedsift.runs.config import (
 )
 from fedsift.runs.disk import replace_file
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.run import begin, federation_of, go, summarize
+from fedsift.runs.run import federation_of, restore_run, run_summary, train_rounds
 from fedsift.simulation import Record
 
 DIVERGED = "diverged.txt"
@@ -107,10 +107,10 @@ def play_run(run: Planned, out: Path, watch: Watch, stop_at_target: bool) -> Non
     federation = federation_of(run.config, loaded(run.config.dataset, run.quick))
     folder = RunFolder.create_or_extend(out / run.path, run.config)
     with folder.locked():
-        start = begin(folder, federation)
+        start = restore_run(folder, federation)
         history = start.history
         try:
-            with closing(go(folder, federation, start, run.config.rounds)) as new:
+            with closing(train_rounds(folder, federation, start, run.config.rounds)) as new:
                 for record in new:
                     history.append(record)
                     watch(record)
@@ -120,7 +120,7 @@ def play_run(run: Planned, out: Path, watch: Watch, stop_at_target: bool) -> Non
             replace_file(folder.path / DIVERGED, f"{problem}\n".encode())
         if history:
             played = replace(run.config, rounds=len(history))
-            folder.finish(summarize(played, federation, history))
+            folder.write_summary(run_summary(played, federation, history))
         # They can take gigabytes, and a table or a figure needs none of them.
         for file in (folder.checkpoint_file, folder.memory_file, folder.model_file):
             file.unlink(missing_ok=True)

@@ -68,8 +68,8 @@ def load_checkpoint(folder: RunFolder, federation: Federation, device: str) -> C
         about, tensors = load_tensors(folder.checkpoint_file, device)
     except CorruptFile as problem:
         raise ConfigError(str(problem)) from None
-    for problem in mismatches(folder, config, federation, about):
-        raise ConfigError(problem)
+    for mismatch in mismatches(folder, config, federation, about):
+        raise ConfigError(mismatch)
     try:
         memories = load_memories(folder, federation, tensors)
     except (OSError, ValueError) as problem:

@@ -1,4 +1,4 @@
-"""The configuration of a run: the options of ``fedsift run``, which are also keys of a TOML file."""
+"""The configuration of a run: the options of ``fedsift run``, also keys of a TOML file."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from fedsift.data import Dataset, deal, digest_of, load, split
 from fedsift.engine.client import one_thread
 from fedsift.engine.processes.torchrun import Follower, Torchrun, rank, ranks
 from fedsift.errors import ConfigError, Diverged
-from fedsift.federation.round import Federation, Snapshot
+from fedsift.federation.round import Federation
 from fedsift.models import build
 from fedsift.runs.checkpoint import Checkpoint, kernels_on, load_checkpoint, save_checkpoint
 from fedsift.runs.config import RunConfig
@@ -160,9 +160,7 @@ class CheckpointWriter:
         self.due = ended + 19 * (ended - began)
 
 
-def run_summary(
-    config: RunConfig, federation: Federation, history: list[Record]
-) -> dict[str, Any]:
+def run_summary(config: RunConfig, federation: Federation, history: list[Record]) -> dict[str, Any]:
     """Return the contents of summary.json."""
     accuracies = column(history, "accuracy")
     last = history[-1]
