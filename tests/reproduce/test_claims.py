@@ -8,9 +8,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from fedsift.reproduce.make import compared
 
 from fedsift.reproduce import Pin, Wanted
-from fedsift.reproduce.make import compared
 from fedsift.reproduce.results import lines_of, summaries, table_csv
 from fedsift.reproduce.traffic import costs, costs_csv
 
