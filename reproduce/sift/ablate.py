@@ -3,8 +3,8 @@
     python reproduce/sift/ablate.py --tasks cnn-fashion-mnist --settings iid,noniid --device cuda
 
 It needs only the dependencies of training: torch, numpy, safetensors, constriction, tomli-w.
-The table OUT/ablation.csv is rewritten after each run, so a killed job loses at most one run, and the
-same command continues. Runs that are in that table, or in the committed one, are skipped.
+The table OUT/ablation.csv is rewritten after each run, so a killed job loses at most one run, and
+the same command continues. Runs that are in that table, or in the committed one, are skipped.
 """
 
 from __future__ import annotations

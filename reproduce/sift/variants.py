@@ -22,7 +22,25 @@ from fedsift.algorithms import Algorithm, Context, Memory, Phase, method
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.fedadamw import BLOCK, block_means, means_of, spread
 from fedsift.algorithms.method import Step, nonzero_parts
-from fedsift.algorithms.sift import V_BITS, bound_in, lag_after
+from fedsift.algorithms.settings import (
+    Beta1,
+    Beta2,
+    Density,
+    Epsilon,
+    LearningRate,
+    LocalSteps,
+    ResidualDecay,
+)
+from fedsift.algorithms.sift import (
+    V_BITS,
+    Average,
+    Clip,
+    DownDensity,
+    Momentum,
+    WarmupRounds,
+    bound_in,
+    lag_after,
+)
 from fedsift.codec.update import Parts, Role, residual_after, sparse
 from fedsift.codec.values import Linear, Log, Sign, ValueCoder
 from fedsift.seeding import stream
@@ -97,9 +115,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @method("sift-variant")
 def sift_variant(
-    density: float = 0.01,
-    down_density: float = 0.1,
-    decay: float = 0.95,
+    density: Density = 0.01,
+    down_density: DownDensity = 0.1,
+    decay: ResidualDecay = 0.95,
     against: float = 0.0,
     w_bits: int = 4,
     m_bits: int = 0,
@@ -112,16 +130,16 @@ def sift_variant(
     common: int = 0,
     keep_down: int = 1,
     whole_steps: int = 0,
-    momentum: float = 0.5,
+    momentum: Momentum = 0.5,
     nesterov: int = 1,
-    clip: float = 4.0,
-    warmup_rounds: int = 40,
-    average: float = 0.05,
-    local_steps: int = 30,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    clip: Clip = 4.0,
+    warmup_rounds: WarmupRounds = 40,
+    average: Average = 0.05,
+    local_steps: LocalSteps = 30,
+    lr: LearningRate = 1e-3,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
 ) -> Algorithm:
     """Sift with any of its ingredients changed.
 

@@ -7,24 +7,29 @@ C. Chen, L. Shen, W. Liu and Z.-Q. Luo, "Efficient-Adam: Communication-Efficient
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
 from torch import Tensor
 
 from fedsift.adam import adam_step, direction
 from fedsift.algorithms.fedadam import Q
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import BITS, Beta1, Beta2, Epsilon, LearningRate, Setting
 from fedsift.codec.update import Parts, dense, residual_after
 from fedsift.codec.values import Linear
 from fedsift.vector import Moments
 
+Bits = Annotated[int, Setting("Bits per coordinate", BITS)]
 
-@method("efficient-adam")
+
+@method("efficient-adam", label="Efficient-Adam", color="#b07c00", dashed=True)
 def efficient_adam(
-    bits: int = 2,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    bits: Bits = 2,
+    lr: LearningRate = 1e-3,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
 ) -> Algorithm:
     """Efficient-Adam: bd + q bits a client and round.
 

@@ -8,18 +8,20 @@ with the largest max(|ΔW|, |ΔM|, |ΔV|).
 from __future__ import annotations
 
 from fedsift.algorithms.fedadam_ssm import shared_mask_fedadam
-from fedsift.algorithms.method import Algorithm, method
+from fedsift.algorithms.method import Algorithm
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import Beta1, Beta2, Density, Epsilon, LearningRate, LocalSteps
 from fedsift.selection.masks import top_k_union
 
 
-@method("fairness-top")
+@method("fairness-top", label="Fairness-Top", color="#c0629a")
 def fairness_top(
-    density: float = 0.05,
-    local_steps: int = 30,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    density: Density = 0.05,
+    local_steps: LocalSteps = 30,
+    lr: LearningRate = 1e-3,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
 ) -> Algorithm:
     """FedAdam-SSM with the mask of the union's top-k.
 

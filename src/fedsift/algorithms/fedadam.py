@@ -9,7 +9,9 @@ from __future__ import annotations
 from functools import partial
 
 from fedsift.adam import adam_step
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method, send_all
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, send_all
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import Beta1, Beta2, Epsilon, LearningRate, LocalSteps
 from fedsift.codec.update import Parts, dense, moments
 from fedsift.vector import Moments
 
@@ -17,13 +19,13 @@ Q = 32
 """The paper's q: bits of one floating-point value."""
 
 
-@method("fedadam")
+@method("fedadam", label="FedAdam", color="#d55e00")
 def fedadam(
-    local_steps: int = 30,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    local_steps: LocalSteps = 30,
+    lr: LearningRate = 1e-3,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
 ) -> Algorithm:
     """FedAdam without compression: 3dq bits a client and round.
 

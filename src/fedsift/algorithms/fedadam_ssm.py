@@ -15,7 +15,9 @@ from torch import Tensor
 
 from fedsift.adam import adam_step
 from fedsift.algorithms.fedadam import Q
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import Beta1, Beta2, Density, Epsilon, LearningRate, LocalSteps
 from fedsift.codec.update import Parts, moments, sparse
 from fedsift.selection.masks import num_kept, top_k
 from fedsift.vector import Moments
@@ -24,14 +26,14 @@ SharedMask = Callable[[Moments, Moments, int], Tensor]
 """Chooses k coordinates a client from where its training started and ended."""
 
 
-@method("fedadam-ssm")
+@method("fedadam-ssm", label="FedAdam-SSM", color="#0072b2")
 def fedadam_ssm(
-    density: float = 0.05,
-    local_steps: int = 30,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    density: Density = 0.05,
+    local_steps: LocalSteps = 30,
+    lr: LearningRate = 1e-3,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
 ) -> Algorithm:
     """FedAdam-SSM: the shared mask is 1_Topk(ΔW), min(3kq + d, k(3q + log₂ d)) bits.
 

@@ -11,20 +11,22 @@ from functools import partial
 
 from fedsift.adam import adam_step
 from fedsift.algorithms.fedadam import Q
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import Beta1, Beta2, Density, Epsilon, LearningRate, LocalSteps
 from fedsift.codec.update import Parts, sparse
 from fedsift.selection.masks import num_kept, top_k_separate
 from fedsift.vector import Moments
 
 
-@method("fedadam-top")
+@method("fedadam-top", label="FedAdam-Top", color="#00875f")
 def fedadam_top(
-    density: float = 0.05,
-    local_steps: int = 30,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    density: Density = 0.05,
+    local_steps: LocalSteps = 30,
+    lr: LearningRate = 1e-3,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
 ) -> Algorithm:
     """FedAdam with three separate masks: min(3(kq + d), 3k(q + log₂ d)) bits.
 

@@ -13,28 +13,45 @@ this project: the one inside the root, the other absent.
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedsift.adam import adam_step
 from fedsift.algorithms.fedadam import Q
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import (
+    BELOW_ONE,
+    NONNEGATIVE,
+    Beta1,
+    Beta2,
+    Epsilon,
+    LearningRate,
+    LocalSteps,
+    Setting,
+)
 from fedsift.codec.update import Parts, dense, sparse
 from fedsift.vector import Moments
 
 BLOCK = 256
 
+Correction = Annotated[
+    float, Setting("α, the share of the last global update that clients repeat", BELOW_ONE)
+]
+WeightDecay = Annotated[float, Setting("λ, the decoupled weight decay", NONNEGATIVE)]
 
-@method("fedadamw")
+
+@method("fedadamw", label="FedAdamW", color="#d55e00", dashed=True)
 def fedadamw(
-    correction: float = 0.5,
-    weight_decay: float = 0.01,
-    local_steps: int = 30,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    correction: Correction = 0.5,
+    weight_decay: WeightDecay = 0.01,
+    local_steps: LocalSteps = 30,
+    lr: LearningRate = 1e-3,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
 ) -> Algorithm:
     """FedAdamW: q (d + d / 256) bits a client and round.
 

@@ -10,13 +10,15 @@ from functools import partial
 from torch import Tensor
 
 from fedsift.algorithms.fedadam import Q
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method, send_all
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, send_all
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import LearningRate, LocalSteps
 from fedsift.codec.update import Parts, dense
 from fedsift.vector import Moments
 
 
-@method("fedsgd")
-def fedsgd(local_steps: int = 30, lr: float = 1e-3) -> Algorithm:
+@method("fedsgd", label="FedSGD", color="#7d8894")
+def fedsgd(local_steps: LocalSteps = 30, lr: LearningRate = 1e-3) -> Algorithm:
     """Federated averaging of local SGD: dq bits a client and round.
 
     >>> fedsgd().phase(1).paper_bits(100)

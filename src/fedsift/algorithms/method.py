@@ -1,25 +1,19 @@
 """What a method is: how a client trains, what it keeps, what it sends, how the server merges.
 
-A method is a set of pure functions on stacked tensors ``(clients, d)``. :func:`method` gives it its
-command-line name and checks its settings.
+A method is a set of pure functions on stacked tensors ``(clients, d)``.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import math
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ParamSpec
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from fedsift.codec.update import Part, Parts, Role, dense, moments, sparse
 from fedsift.vector import Layout, Moments
 
-P = ParamSpec("P")
 Memory = Mapping[str, Tensor]
 """What a party keeps between rounds: by name, ``(clients, d)`` on clients and ``(1, d)`` on the
 server. It begins at zero."""
@@ -160,104 +154,6 @@ def required(told: Any, memory: Memory, who: str) -> tuple[Parts, Memory]:
         names, declared = (", ".join(sorted(x)) or "nothing" for x in (kept, memory))
         raise ValueError(f"{who} kept {names}, but the method's memories are: {declared}")
     return parts, kept
-
-
-METHODS: dict[str, Callable[..., Algorithm]] = {}
-"""Every method by its command-line name."""
-
-
-def method(name: str) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
-    """Register a function that makes an algorithm, and check the settings it is called with."""
-
-    def register(make: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
-        if name in METHODS and METHODS[name].__module__.startswith(__package__):
-            raise ValueError(f"{name!r} is a method of fedsift's own: give yours another name")
-        signature = inspect.signature(make)
-
-        @functools.wraps(make)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> Algorithm:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            for key, value in bound.arguments.items():
-                check_setting(key, value)
-                if isinstance(signature.parameters[key].default, float):
-                    bound.arguments[key] = float(value)  # so that 1 and 1.0 are one
-            made = make(*bound.args, **bound.kwargs)
-            if not isinstance(made, Algorithm):
-                raise TypeError(f"the method {name!r} must return an Algorithm, not {made!r}")
-            return replace(made, name=name, settings=dict(bound.arguments))
-
-        METHODS[name] = checked
-        return checked
-
-    return register
-
-
-def settings_of(name: str) -> dict[str, float | int]:
-    """A method's settings and their defaults, by name.
-
-    >>> import fedsift.algorithms
-    >>> settings_of("fedsgd")
-    {'local_steps': 30, 'lr': 0.001}
-    """
-    return {key: p.default for key, p in inspect.signature(find(name)).parameters.items()}
-
-
-def find(name: str) -> Callable[..., Algorithm]:
-    """The function that makes the method of that name.
-
-    >>> find("adam")
-    Traceback (most recent call last):
-    ...
-    ValueError: unknown algorithm 'adam'; choose one of: ...
-    """
-    if name not in METHODS:
-        raise ValueError(
-            f"unknown algorithm {name!r}; choose one of: {', '.join(sorted(METHODS))}, or import "
-            "your own first"
-        )
-    return METHODS[name]
-
-
-Range = tuple[str, Callable[[float], bool]]
-_POSITIVE: Range = ("a positive number", lambda x: 0 < x < math.inf)
-_NOT_NEGATIVE: Range = ("a number of at least 0", lambda x: 0 <= x < math.inf)
-_DECAY: Range = ("in [0, 1)", lambda x: 0 <= x < 1)
-_SHARE: Range = ("in (0, 1]", lambda x: 0 < x <= 1)
-_COUNT: Range = ("a whole number of at least 1", lambda x: isinstance(x, int) and x >= 1)
-_RANGES: dict[str, Range] = {
-    "density": _SHARE,
-    "down_density": _SHARE,
-    "decay": ("in [0, 1]", lambda x: 0 <= x <= 1),
-    "average": ("in [0, 1]", lambda x: 0 <= x <= 1),
-    "momentum": _DECAY,
-    "clip": ("0, or from 1e-30 on", lambda x: x == 0 or 1e-30 <= x < math.inf),
-    "correction": _DECAY,
-    "weight_decay": _NOT_NEGATIVE,
-    "lr": _POSITIVE,
-    "outer_lr": _POSITIVE,
-    "beta1": _DECAY,
-    "beta2": _DECAY,
-    "eps": _POSITIVE,
-    "local_steps": _COUNT,
-    "warmup_rounds": _COUNT,
-    "bits": ("a whole number from 2 to 8", lambda x: isinstance(x, int) and 2 <= x <= 8),
-}
-"""What each setting may be; a setting that is not here may be any finite number."""
-
-
-def check_setting(key: str, value: float) -> None:
-    """Raise ValueError, saying what would be right, unless the value is in the setting's range.
-
-    >>> check_setting("density", 2.0)
-    Traceback (most recent call last):
-    ...
-    ValueError: density must be in (0, 1], got 2.0
-    """
-    meaning, holds = _RANGES.get(key, ("a finite number", math.isfinite))
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or abs(value) > sys.float_info.max or not holds(value):
-        raise ValueError(f"{key} must be {meaning}, got {value!r}")
 
 
 def zeros(names: tuple[str, ...], rows: int, like: Tensor) -> dict[str, Tensor]:

@@ -8,23 +8,29 @@ As in our paper there is one local step a round, and the warm-up is FedAdam with
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import Tensor
 
 from fedsift.adam import direction, first_moment
 from fedsift.algorithms.fedadam import Q, fedadam
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, method
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import COUNT, Beta1, Beta2, Epsilon, LearningRate, Setting
 from fedsift.codec.update import Parts, dense, residual_after
 from fedsift.codec.values import Sign
 from fedsift.vector import Moments
 
+WarmupRounds = Annotated[int, Setting("Rounds of FedAdam before the compression", COUNT)]
 
-@method("onebit-adam")
+
+@method("onebit-adam", label="1-bit Adam", color="#b07c00")
 def onebit_adam(
-    warmup_rounds: int = 1,
-    lr: float = 1e-4,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    warmup_rounds: WarmupRounds = 1,
+    lr: LearningRate = 1e-4,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
 ) -> Algorithm:
     """1-bit Adam: d + q bits a client and round, 3dq in the warm-up.
 

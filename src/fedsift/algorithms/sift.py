@@ -18,11 +18,29 @@ from __future__ import annotations
 
 import math
 from functools import cache, partial
+from typing import Annotated
 
 from torch import Tensor
 
 from fedsift.adam import clipped_adam_step
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, method
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import (
+    BELOW_ONE,
+    BITS,
+    COUNT,
+    FRACTION,
+    SHARE,
+    Beta1,
+    Beta2,
+    Density,
+    Epsilon,
+    LearningRate,
+    LocalSteps,
+    Range,
+    ResidualDecay,
+    Setting,
+)
 from fedsift.codec.update import Parts, Role, residual_after, sparse
 from fedsift.codec.values import Linear, Log, ValueCoder
 from fedsift.selection.masks import num_kept, top_k
@@ -33,22 +51,40 @@ V_BITS = 4
 STAGES = 4
 """Equal steps in which the bound on gradients rises."""
 
+DownDensity = Annotated[float, Setting("Share of coordinates the server sends", SHARE)]
+Bits = Annotated[int, Setting("Bits per value of W", BITS)]
+Momentum = Annotated[float, Setting("Nesterov momentum of the server", BELOW_ONE)]
+Clip = Annotated[
+    float,
+    Setting(
+        "Upper bound on the norm of a client's gradient",
+        Range("0 (no clipping) or at least 1e-30", lambda x: x == 0 or 1e-30 <= x < math.inf),
+    ),
+]
+WarmupRounds = Annotated[
+    int, Setting("Rounds in which the bound on gradients rises, in quarters of clip", COUNT)
+]
+Average = Annotated[
+    float,
+    Setting("Share of all rounds over which W is averaged, 0 for W itself", FRACTION),
+]
 
-@method("sift")
+
+@method("sift", color="#16202a")
 def sift(
-    density: float = 0.01,
-    down_density: float = 0.1,
-    decay: float = 0.95,
-    bits: int = 4,
-    momentum: float = 0.5,
-    clip: float = 4.0,
-    warmup_rounds: int = 40,
-    average: float = 0.05,
-    local_steps: int = 30,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    density: Density = 0.01,
+    down_density: DownDensity = 0.1,
+    decay: ResidualDecay = 0.95,
+    bits: Bits = 4,
+    momentum: Momentum = 0.5,
+    clip: Clip = 4.0,
+    warmup_rounds: WarmupRounds = 40,
+    average: Average = 0.05,
+    local_steps: LocalSteps = 30,
+    lr: LearningRate = 1e-3,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
 ) -> Algorithm:
     """Sift: k (bits + 4 + log₂ d) bits a client and round.
 

@@ -10,14 +10,18 @@ from functools import partial
 
 from fedsift.algorithms.fedadam import Q
 from fedsift.algorithms.fedsgd import sgd_step
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import Density, LearningRate, LocalSteps
 from fedsift.codec.update import Parts, sparse
 from fedsift.selection.masks import num_kept, top_k
 from fedsift.vector import Moments
 
 
-@method("sparse-fedsgd")
-def sparse_fedsgd(density: float = 0.05, local_steps: int = 30, lr: float = 1e-3) -> Algorithm:
+@method("sparse-fedsgd", label="Sparse FedSGD", color="#7d8894", dashed=True)
+def sparse_fedsgd(
+    density: Density = 0.05, local_steps: LocalSteps = 30, lr: LearningRate = 1e-3
+) -> Algorithm:
     """FedSGD with a top-k mask: min(kq + d, k(q + log₂ d)) bits a client and round.
 
     >>> sparse_fedsgd().name

@@ -14,13 +14,26 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedsift.adam import adam_step
 from fedsift.algorithms.fedadam import Q
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import (
+    POSITIVE,
+    Beta1,
+    Beta2,
+    Density,
+    Epsilon,
+    LearningRate,
+    LocalSteps,
+    ResidualDecay,
+    Setting,
+)
 from fedsift.codec.update import Coded, Part, Parts, residual_after, sparse
 from fedsift.codec.values import Linear
 from fedsift.selection.masks import num_kept_per_chunk, top_k_per_chunk
@@ -30,17 +43,19 @@ CHUNK = 4096
 BLOCK = 256
 """Values that share a scale."""
 
+OuterLearningRate = Annotated[float, Setting("Learning rate of the server", POSITIVE)]
 
-@method("sparseloco")
+
+@method("sparseloco", label="SparseLoCo", color="#16202a", dashed=True)
 def sparseloco(
-    density: float = 1 / 64,
-    decay: float = 0.95,
-    outer_lr: float = 1.0,
-    local_steps: int = 30,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    density: Density = 1 / 64,
+    decay: ResidualDecay = 0.95,
+    outer_lr: OuterLearningRate = 1.0,
+    local_steps: LocalSteps = 30,
+    lr: LearningRate = 1e-3,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
 ) -> Algorithm:
     """SparseLoCo: k (2 + log₂ 4096) bits and the scales a client and round.
 
