@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsift.reproduce import Pin, Wanted
-from fedsift.reproduce.make import compared
-from fedsift.reproduce.results import lines_of, summaries, table_csv
-from fedsift.reproduce.traffic import costs, costs_csv
+from fedsift.reproduce.experiments import Experiment
+from fedsift.reproduce.plan import Selection
+from fedsift.reproduce.result_files import comparable_lines
+from fedsift.reproduce.results import summarize_lines, table_csv
+from fedsift.reproduce.traffic import summarize_traffic, traffic_csv
 
 REPRODUCE = Path(__file__).parents[2] / "reproduce"
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -26,17 +27,16 @@ def test_the_page_is_in_step_with_the_results():
 
 
 @pytest.mark.parametrize(
-    ("name", "every", "in_all"), [("table1", table_csv, summaries), ("sift", costs_csv, costs)]
+    ("name", "make_csv", "summarize"),
+    [("table1", table_csv, summarize_lines), ("sift", traffic_csv, summarize_traffic)],
 )
-def test_the_results_are_made_of_the_committed_runs(name, every, in_all, tmp_path):
+def test_the_results_are_made_from_the_committed_runs(name, make_csv, summarize, tmp_path):
     with tarfile.open(REPRODUCE / "runs.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
-    pin = Pin.of(name)
-    groups = compared(pin, lines_of(pin, Wanted(), tmp_path))
-    lines = [line for _, own in groups for line in own]
-    assert every(lines) == (REPRODUCE / "results" / f"{name}.csv").read_text(encoding="utf-8")
-    told = json.loads((REPRODUCE / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    assert in_all(lines) == told
+    lines = comparable_lines(Experiment.load(name), Selection(), tmp_path)
+    assert make_csv(lines) == (REPRODUCE / "results" / f"{name}.csv").read_text(encoding="utf-8")
+    committed = (REPRODUCE / "results" / f"{name}.json").read_text(encoding="utf-8")
+    assert summarize(lines) == json.loads(committed)
 
 
 @pytest.mark.parametrize("name", ["fig2-cnn-fashion-mnist-iid", "sift-cnn-fashion-mnist-noniid"])
