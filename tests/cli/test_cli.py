@@ -31,6 +31,7 @@ from fedsift.federation.round import Inbox
 from fedsift.models import MODELS
 from fedsift.runs import RunConfig, RunFolder, federation_of
 from fedsift.runs.checkpoint import load_checkpoint
+from fedsift.runs.compare import dense_fedadam_bytes
 from fedsift.runs.disk import replace_file
 
 QUICK = ("--clients", "4", "--rounds", "3", "--local-steps", "1")
@@ -233,10 +234,16 @@ def test_a_runs_config_makes_the_same_run_again(quick_run, here):
     assert (again / "config.toml").read_text() == (quick_run / "config.toml").read_text()
 
 
-def test_the_closing_table_and_the_path_of_the_report_are_said(here, capsys):
+def test_the_closing_table_and_the_path_of_the_report_are_printed(here, capsys):
     assert main(["run", *QUICK, "--out", "out"]) == 0
     said = capsys.readouterr().out
     summary = summary_of(here / "out")
+    dense = 3 * 4 * 27_430 * 3
+    ratio = round(dense / summary["uplink_bytes"])
+    assert f"{summary['uplink_bytes'] / 1e3:.1f} kB, {ratio}× fewer than dense FedAdam" in said
+    assert f"({dense / 1e6:.2f} MB)" in " ".join(said.split())
+    assert f"{summary['uplink_bits_paper'] / 2**20:.2f} Mibit" in said
+    assert "s/round" in said
     assert f"{100 * summary['final_accuracy']:.2f} %" in said
     assert "27,430 parameters" in said
     assert "4 clients, 3 rounds, data iid" in said
@@ -256,8 +263,29 @@ def test_rejected_updates_are_told_and_a_round_without_any_other_is_warned_of(
     assert summary_of(here / "out")["rejected"] == 12
     assert "12 updates; metrics.jsonl has the reasons" in said.out
     assert said.err.count("warning: round 1 merged no update: client 0: not in order") == 1
-    assert "round 2" not in said.err
-    assert "4 rejected" in said.err
+    assert said.err.count("merged no update") == 1
+    assert said.err.count("4 rejected") == 3
+
+
+def test_without_a_terminal_each_round_is_one_line(here, capsys):
+    assert main(["run", *QUICK, "--out", "out"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    records = metrics_of(here / "out")
+    assert len(lines) == len(records) == 3
+    for line, record in zip(lines, records, strict=True):
+        assert line.startswith(f"fedadam-ssm round {record['round']}/3 · ")
+        assert f" · {record['uplink_bytes'] / 1e3:.1f} kB per client, " in line
+        assert "fewer than dense FedAdam" in line
+        assert line.endswith(" s/round")
+
+
+def test_dense_fedadam_sends_three_floats_per_parameter_and_round(here):
+    words = ["--algorithm", "fedadam", "--participation", "0.5", "--out", "out"]
+    assert main(["run", *QUICK, *words]) == 0
+    summary = summary_of(here / "out")
+    dense = dense_fedadam_bytes(summary["parameters"], 3, clients=4, participation=0.5)
+    assert summary["uplink_bytes"] == pytest.approx(dense, rel=0.01)
+    assert summary["uplink_bits_paper"] == 8 * dense
 
 
 def test_a_path_with_brackets_is_said_as_it_is(here, capsys):

@@ -156,7 +156,7 @@ def test_a_digit_that_changes_no_number_is_noticed_too(stopped, federation):
     changed = size.to_bytes(8, "little") + whole[8:].replace(number, longer, 1)
     stopped.checkpoint_file.write_bytes(changed)
     assert float(number) == float(longer)
-    with pytest.raises(ConfigError, match="it was altered"):
+    with pytest.raises(ConfigError, match="its digest does not match"):
         load_checkpoint(stopped, federation, "cpu")
 
 
@@ -183,23 +183,69 @@ def test_no_flipped_bit_goes_unnoticed(part, stopped, federation):
     assert missed == []
 
 
-MISSING = {
-    "the last round": change_lines(lambda lines: lines[:-1]),
-    "the first round": change_lines(lambda lines: lines[1:]),
-    "every round": change_lines(lambda lines: []),
-    "a round that is there twice instead": change_lines(lambda lines: [lines[0], *lines[:2]]),
-    "a round that is no JSON": change_lines(lambda lines: [lines[0], "?\n", lines[2]]),
-    "a round that is no object": change_lines(lambda lines: [lines[0], "2\n", lines[2]]),
-    "a round without its number": change_lines(lambda lines: [lines[0], "{}\n", lines[2]]),
-    "a round that is no text": lambda run: run.metrics_file.write_bytes(b"\xff\n"),
-    "the file": lambda run: run.metrics_file.unlink(),
+DAMAGED_METRICS = {
+    "the last round is missing": (change_lines(lambda lines: lines[:-1]), "does not match"),
+    "the first round is missing": (change_lines(lambda lines: lines[1:]), "line 1 is of round 2"),
+    "every round is missing": (change_lines(lambda lines: []), "does not match"),
+    "a round twice": (change_lines(lambda x: [x[0], *x[:2]]), "line 2 is of round 1, not 2"),
+    "no JSON": (change_lines(lambda lines: [lines[0], "?\n", lines[2]]), "(line 2)"),
+    "no object": (change_lines(lambda lines: [lines[0], "2\n", lines[2]]), "(line 2)"),
+    "no number": (change_lines(lambda lines: [lines[0], "{}\n", lines[2]]), "(line 2)"),
+    "no text": (lambda run: run.metrics_file.write_bytes(b"\xff\n"), "(line 1)"),
+    "no file": (lambda run: run.metrics_file.unlink(), "has 0 of the 3 rounds"),
 }
 
 
-@pytest.mark.parametrize("breaks", MISSING.values(), ids=MISSING)
-def test_metrics_that_miss_a_round_are_refused_and_left_as_they_are(breaks, stopped, capsys):
+@pytest.mark.parametrize(("breaks", "phrase"), DAMAGED_METRICS.values(), ids=DAMAGED_METRICS)
+def test_damaged_metrics_are_refused_and_left_as_they_are(breaks, phrase, stopped, capsys):
     breaks(stopped)
-    refused(stopped, capsys, str(stopped.metrics_file), "3 rounds")
+    refused(stopped, capsys, str(stopped.metrics_file), phrase)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "uploads.jsonl"])
+def test_no_damaged_byte_of_the_lines_goes_unnoticed(name, stopped):
+    """A flipped bit is refused, whether it breaks the JSON or changes a digit."""
+    file, draw, missed = stopped.path / name, random.Random(name), []
+    whole = file.read_bytes()
+    for _ in range(200):
+        position = draw.randrange(len(whole))
+        changed = bytearray(whole)
+        changed[position] ^= 1 << draw.randrange(8)
+        file.write_bytes(changed)
+        for read in (lambda: rewind(stopped, STOPPED_AFTER), lambda: read_run(stopped.path)):
+            try:
+                read()
+            except ConfigError as problem:
+                assert "\n" not in str(problem)
+            else:
+                missed.append((position, changed[position]))
+    assert missed == []
+
+
+def test_lines_after_the_checkpoint_are_checked_field_by_field(stopped):
+    *_, last = stopped.history()
+    for field, value in {"accuracy": "0.5", "clients": None, "round": 5}.items():
+        line = json.dumps({**last, "round": 4, field: value})
+        with stopped.metrics_file.open("a") as file:
+            file.write(line + "\n")
+        with pytest.raises(ConfigError, match=r"is damaged \(line 4"):
+            stopped.history()
+        change_lines(lambda lines: lines[:3])(stopped)
+
+
+def test_a_run_without_a_record_of_its_kernels_or_lines_can_be_resumed(stopped):
+    about, tensors = disk.load_tensors(stopped.checkpoint_file, "cpu")
+    about.pop("kernels")
+    about.pop("lines")
+    disk.save_tensors(stopped.checkpoint_file, tensors, about)
+    assert main(["resume", str(stopped.path)]) == 0
+
+
+def test_a_run_is_not_resumed_with_other_kernels(stopped, capsys, monkeypatch):
+    about, _ = disk.load_tensors(stopped.checkpoint_file, "cpu")
+    other = {"C": None, "PyTorch": object()}[about["kernels"]]
+    monkeypatch.setattr("fedsift.runs.checkpoint.native.load", lambda: other)
+    refused(stopped, capsys, f"trained with the {about['kernels']} kernels", "--out")
 
 
 def test_a_broken_config_is_refused(stopped, capsys):
@@ -244,7 +290,7 @@ def test_a_checkpoint_is_of_the_settings_that_trained_whatever_the_file_says_by_
     stopped.config_file.write_text(text.replace("lr = 0.001", "lr = 0.5"))
     assert stopped.config() != CONFIG
     rounds.close()  # saves
-    with pytest.raises(ConfigError, match="was changed since"):
+    with pytest.raises(ConfigError, match="was changed after"):
         load_checkpoint(stopped, federation_of(stopped.config()), "cpu")
 
 
@@ -256,7 +302,7 @@ def test_memories_of_a_run_with_other_settings_are_not_called_corrupt(tmp_path, 
     assert run.memory_file.exists()
     other = RunConfig.from_values({"algorithm": "efficient-adam", "clients": 3, "rounds": 2})
     run.config_file.write_text(other.toml())
-    with pytest.raises(ConfigError, match="was changed since"):
+    with pytest.raises(ConfigError, match="was changed after"):
         load_checkpoint(run, federation_of(other), "cpu")
 
 
@@ -293,6 +339,8 @@ def test_a_checkpoint_is_on_the_disk_before_it_replaces_the_last_one(
 def test_a_checkpoint_written_and_read_again_has_the_same_bits(stopped, federation, tmp_path):
     first = load_checkpoint(stopped, federation, "cpu")
     other = RunFolder.create(tmp_path / "other", CONFIG)
+    for name in ("metrics.jsonl", "uploads.jsonl"):
+        shutil.copy(stopped.path / name, other.path / name)
     save_checkpoint(other, first, federation, CONFIG)
     assert other.checkpoint_file.read_bytes() == stopped.checkpoint_file.read_bytes()
 
@@ -307,6 +355,7 @@ def test_a_line_that_a_crash_cut_off_is_no_part_of_the_history(stopped):
 
 
 def test_rewinding_drops_the_rounds_after_the_checkpoint(stopped):
+    stopped.checkpoint_file.unlink()
     assert [r["round"] for r in rewind(stopped, 2)] == [1, 2]
     assert [r["round"] for r in stopped.history()] == [1, 2]
 
@@ -460,7 +509,7 @@ def test_a_model_that_is_there_already_is_not_replaced(tmp_path, capsys):
     mine.write_bytes(b"mine")
     assert main(["run", "--rounds", "1", "--out", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert "model.safetensors is there already" in said
+    assert "model.safetensors already exists" in said
     assert said.count("\n") == 1
     assert mine.read_bytes() == b"mine"
 
@@ -471,7 +520,7 @@ def test_a_run_of_an_earlier_fedsift_is_called_so(tmp_path):
     list(train_rounds(run, federation, restore_run(run, federation), 1))
     lines = run.config_file.read_text().splitlines(keepends=True)
     run.config_file.write_text("".join(line for line in lines if not line.startswith("average")))
-    with pytest.raises(ConfigError, match="an earlier fedsift, which had no average"):
+    with pytest.raises(ConfigError, match="an older version of fedsift and lacks the setting `average`"):
         load_checkpoint(run, federation, "cpu")
 
 
@@ -508,7 +557,7 @@ def test_two_processes_cannot_be_at_one_run(stopped, capsys):
     with stopped.locked():
         code = main(["resume", str(stopped.path)])
     assert code == 2
-    assert "another process is at work" in capsys.readouterr().err
+    assert "another process is using" in capsys.readouterr().err
     assert main(["resume", str(stopped.path)]) == 0
 
 
@@ -517,12 +566,12 @@ def test_nor_when_its_config_is_replaced_meanwhile(stopped, capsys):
         text = stopped.config_file.read_bytes()
         disk.replace_file(stopped.config_file, text.replace(b"rounds = 5", b"rounds = 7"))
         assert main(["resume", str(stopped.path)]) == 2
-    assert "another process is at work" in capsys.readouterr().err
+    assert "another process is using" in capsys.readouterr().err
 
 
 def test_a_run_is_not_begun_where_another_process_is_about_to(tmp_path):
     folder = RunFolder(tmp_path)
-    with folder.locked(), pytest.raises(ConfigError, match="another process is at work"):
+    with folder.locked(), pytest.raises(ConfigError, match="another process is using"):
         RunFolder.create(tmp_path, CONFIG)
     assert not folder.config_file.exists()
 

@@ -169,7 +169,7 @@ def test_the_stacked_engine_records_what_the_reference_does():
 def test_watching_changes_no_bit_of_the_training():
     config = RunConfig.from_values({"clients": 4, "local_steps": 2})
     federation = federation_of(config)
-    watched = replace(federation, on_upload=Uploads(federation.task.layout.d).take)
+    watched = replace(federation, on_upload=Uploads(federation.task.layout.d).add)
     ours, theirs = (f.play(f.first())[0].state for f in (federation, watched))
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 

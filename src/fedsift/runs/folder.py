@@ -170,7 +170,7 @@ class RunFolder:
 
     def uploads(self) -> list[dict[str, Any]]:
         """Read and check the upload statistics of every round; empty if not recorded."""
-        return read_rounds(self.uploads_file, UPLOADS, self.checkpoint_file)
+        return read_rounds(self.uploads_file, UPLOADS, self.checkpoint_file, is_complete=False)
 
     def labels(self) -> list[list[int]]:
         """Read the number of samples of each class on each client; empty if not recorded."""

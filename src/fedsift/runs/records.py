@@ -49,7 +49,8 @@ def append_round(folder: RunFolder, record: Record, uploads: Mapping[str, Any]) 
 
 def rewind(folder: RunFolder, round: int) -> list[Record]:
     """Drop the lines after a checkpoint's round, and return the metrics up to it."""
-    history, _ = folder.history(), folder.uploads()
+    history = folder.history()
+    folder.uploads()  # refuses damage
     if len(history) < round:
         raise ConfigError(
             f"{folder.metrics_file} has {len(history)} of the {round} rounds of the checkpoint: "
@@ -57,17 +58,25 @@ def rewind(folder: RunFolder, round: int) -> list[Record]:
         )
     for file in (folder.metrics_file, folder.uploads_file):
         if file.exists() or file == folder.metrics_file:
-            replace_file(file, b"".join(first_lines(file, round)))
+            replace_file(file, b"".join(lines_up_to(file, round)))
     return history[:round]
 
 
-def read_rounds(file: Path, fields: Fields, checkpoint: Path) -> list[dict[str, Any]]:
-    """Return the object of each round from 1 on; refuse a file that was damaged."""
-    rounds = []
+def read_rounds(
+    file: Path, fields: Fields, checkpoint: Path, is_complete: bool = True
+) -> list[dict[str, Any]]:
+    """Return the objects of consecutive rounds; refuse a file that was damaged.
+
+    The first is round 1 if the file has to be complete.
+    """
+    rounds: list[dict[str, Any]] = []
     for number, line in enumerate(complete_lines(file), start=1):
         found = parsed(line)
-        if not has_fields(found, fields) or found["round"] != number:
-            refuse(file, f"line {number} is damaged")
+        if not has_fields(found, fields):
+            refuse(file, f"line {number}")
+        expected = rounds[-1]["round"] + 1 if rounds else 1
+        if found["round"] != expected and (rounds or is_complete):
+            refuse(file, f"line {number} is of round {found['round']}, not {expected}")
         rounds.append(found)
     check_digest(file, checkpoint)
     return rounds
@@ -82,9 +91,12 @@ def complete_lines(file: Path) -> list[bytes]:
     return lines if not lines or lines[-1].endswith(b"\n") else lines[:-1]
 
 
-def first_lines(file: Path, count: int) -> list[bytes]:
-    """Return the given number of lines from the start of a file, fewer if it has fewer."""
-    return complete_lines(file)[:count]
+def lines_up_to(file: Path, round: int) -> list[bytes]:
+    """Return the lines of a file up to a round; uploads.jsonl may start after round 1."""
+    lines = complete_lines(file)
+    first = parsed(lines[0]) if lines else {}
+    start = first["round"] if has_fields(first, {"round": int}) else 1
+    return lines[: max(0, round + 1 - start)]
 
 
 def parsed(line: bytes) -> Any:
@@ -117,15 +129,14 @@ def check_digest(file: Path, checkpoint: Path) -> None:
     known = about.get("lines", {}).get(file.name)
     if not known or not file.exists():
         return
-    lines = first_lines(file, about["round"])
-    if len(lines) == about["round"] and digest_of(lines) != known:
+    if digest_of(lines_up_to(file, about["round"])) != known:
         refuse(file, f"it does not match {checkpoint.name}")
 
 
 def line_digests(folder: RunFolder, round: int) -> dict[str, str]:
     """Return a digest of the lines up to a round, by file name."""
     files = [file for file in (folder.metrics_file, folder.uploads_file) if file.exists()]
-    return {file.name: digest_of(first_lines(file, round)) for file in files}
+    return {file.name: digest_of(lines_up_to(file, round)) for file in files}
 
 
 def digest_of(lines: list[bytes]) -> str:
