@@ -155,7 +155,7 @@ def test_without_a_network_it_says_which_files_to_put_where(name, tmp_path, monk
     monkeypatch.setenv("FEDSIFT_DATA", "elsewhere")
     assert main(["data", "get", name, "--data-dir", str(tmp_path)]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert "Network is unreachable; what has come is kept" in said
+    assert "Network is unreachable; to continue the download, run the same command" in said
     assert f"into {tmp_path}: " in said
     assert SOURCES[name].page in said
     for file in SOURCES[name].files:

@@ -221,7 +221,7 @@ def test_a_run_names_its_text_and_is_resumed_on_no_other(briefly, monkeypatch, c
     monkeypatch.setattr("fedsift.runs.checkpoint.digest_of", lambda name: "another")
     capsys.readouterr()
     assert main(["resume", "mine"]) == 2
-    assert "another text of python-stdlib" in capsys.readouterr().err
+    assert "another version of python-stdlib" in capsys.readouterr().err
     monkeypatch.undo()
     monkeypatch.chdir(briefly)
     monkeypatch.setattr(text, "MOST_TESTED", 5)

@@ -50,16 +50,16 @@ def assert_same(one, other):
 
 
 def test_memories_on_the_disk_are_those_in_memory(tmp_path, federation, monkeypatch):
-    held = run(tmp_path / "held", federation, 8).load(federation, "cpu").snapshot
+    held = load_checkpoint(run(tmp_path / "held", federation, 8), federation, "cpu").snapshot
     assert isinstance(held.client_memory, Held)
     monkeypatch.setattr(rounds, "LITTLE", 0)
-    disk = run(tmp_path / "disk", federation, 8).load(federation, "cpu").snapshot
+    disk = load_checkpoint(run(tmp_path / "disk", federation, 8), federation, "cpu").snapshot
     assert isinstance(disk.client_memory, OnDisk)
     assert_same(disk, held)
 
 
 def test_a_stopped_run_goes_on_with_what_clients_kept(tmp_path, federation, much):
-    whole = run(tmp_path / "whole", federation, 8).load(federation, "cpu").snapshot
+    whole = load_checkpoint(run(tmp_path / "whole", federation, 8), federation, "cpu").snapshot
     for last in (2, 5, 8):
         stopped = run(tmp_path / "stopped", federation, last)
     assert_same(load_checkpoint(stopped, federation, "cpu").snapshot, whole)
@@ -68,14 +68,14 @@ def test_a_stopped_run_goes_on_with_what_clients_kept(tmp_path, federation, much
 def test_rounds_after_the_last_checkpoint_do_not_change_what_it_refers_to(
     tmp_path, federation, much, monkeypatch
 ):
-    whole = run(tmp_path / "whole", federation, 8).load(federation, "cpu").snapshot
+    whole = load_checkpoint(run(tmp_path / "whole", federation, 8), federation, "cpu").snapshot
     folder = run(tmp_path / "stopped", federation, 3)
     playing = train_rounds(folder, federation, restore_run(folder, federation), 8)
     monkeypatch.setattr(CheckpointWriter, "write", lambda self: None)  # as if the machine stopped
     list(playing)
     monkeypatch.undo()
     monkeypatch.setattr(rounds, "LITTLE", 0)
-    assert_same(run(folder.path, federation, 8).load(federation, "cpu").snapshot, whole)
+    assert_same(load_checkpoint(run(folder.path, federation, 8), federation, "cpu").snapshot, whole)
 
 
 def test_a_checkpoint_does_not_hold_and_the_file_hardly_exceeds_what_is_kept(

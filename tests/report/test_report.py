@@ -96,7 +96,8 @@ def test_one_seed_counts_once_however_often_it_is_there(runs, tmp_path, monkeypa
     here, other = tmp_path / "fedadam-0", tmp_path / "half"
     for copy in (here, other):
         shutil.copytree(runs / "fedadam-0", copy)
-    (other / "summary.json").unlink()
+    for name in ("summary.json", "checkpoint.safetensors"):
+        (other / name).unlink()
     lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
     (other / "metrics.jsonl").write_text("".join(lines[:2]))
     monkeypatch.chdir(tmp_path)
@@ -152,7 +153,8 @@ def test_the_target_of_a_comparison_is_its_own_and_else_one_that_is_reached(runs
 def test_a_run_that_has_not_ended_is_shown_as_far_as_it_came(runs, tmp_path):
     half = tmp_path / "half"
     shutil.copytree(runs / "fedadam-ssm-0", half)
-    (half / "summary.json").unlink()
+    for name in ("summary.json", "checkpoint.safetensors"):
+        (half / name).unlink()
     lines = (half / "metrics.jsonl").read_text().splitlines(keepends=True)
     (half / "metrics.jsonl").write_text("".join(lines[:2]))
     run = read_run(half)

@@ -315,3 +315,15 @@ def test_the_seconds_of_a_resumed_run_go_on_from_where_it_stopped(interrupted, t
     seconds = [record["seconds"] for record in RunFolder.open(folder).history()]
     assert seconds[ROUNDS - 3] == before
     assert seconds == sorted(seconds)
+
+
+def test_sigterm_ends_a_process_with_143_and_says_how_to_continue(tmp_path, unbroken):
+    folder = tmp_path / "terminated"
+    process = start(*words_of("fedadam-ssm", folder))
+    said = stop(process, lambda: rounds_in(folder) >= 8, signal.SIGTERM)
+    assert process.returncode == 143
+    assert said.splitlines()[-1] == f"continue with: fedsift resume {folder}"
+    assert "Traceback" not in said
+    assert rounds_in(folder) - checkpoint_round(folder) in (0, 1)
+    assert main(["resume", str(folder)]) == 0
+    assert_same_run(folder, unbroken("fedadam-ssm"))
