@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsift.codec.index import CODERS
+from fedsift.codec.index import INDEX_CODERS
 from fedsift.codec.inspect import information_limit
-from fedsift.codec.wire import counted
+from fedsift.codec.wire import SimulatedWire, send_counted
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment, federation_of
 
@@ -31,24 +31,24 @@ def measure(config: RunConfig, watched: list[int]) -> list[dict[str, float]]:
         indices = update.parts[0].indices
         if spec.round in watched and limits.client is not None and indices is not None:
             found = indices[0].cpu().numpy()
-            for coder in CODERS:
+            for coder in INDEX_CODERS:
                 size = coder.size(found, layout.d, layout.starts)
                 sizes[spec.round, coder.name].append(8 * size)
             sizes[spec.round, "k"].append(len(found))
-        return counted(update, spec, limits)
+        return send_counted(update, spec, limits)
 
-    federation = replace(federation, wire=watching)
-    snapshot = federation.first()
+    federation = replace(federation, wire=SimulatedWire(watching))
+    snapshot = federation.initial_snapshot()
     rows = []
     for round in range(1, max(watched) + 1):
-        snapshot, _ = federation.play(snapshot)
+        snapshot, _ = federation.run_round(snapshot)
         if round not in watched:
             continue
         k = sizes[round, "k"][0]
         limit = information_limit(layout.d, k)
         row = {"round": round, "density": config.settings["density"], "d": layout.d, "k": k}
         row["uniform_limit_bits"] = limit / k
-        for coder in CODERS:
+        for coder in INDEX_CODERS:
             row[f"{coder.name}_bits"] = float(np.mean(sizes[round, coder.name])) / k
         row["of_uniform_limit"] = row["entropy_bits"] / row["uniform_limit_bits"]
         accuracy, _ = federation.engine.evaluate(snapshot.state.w)

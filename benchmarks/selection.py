@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from fedsift.algorithms import fedadam_ssm
-from fedsift.algorithms.method import Context
+from fedsift.algorithms.method import Context, LocalUpdate
 from fedsift.cli.timings import in_turn
 from fedsift.codec.frame import Spec, encoded_sizes
-from fedsift.codec.update import Update, moments, sparse
+from fedsift.codec.update import Update, sparse
 from fedsift.models import MODELS, build
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
@@ -48,7 +48,7 @@ def states(layout: Layout, w: Tensor, change: Callable[[Tensor], Tensor]) -> tup
 def sent(layout: Layout, start: Moments, end: Moments) -> tuple[Update, list[int]]:
     """What the clients send, and its bytes."""
     phase, clients = fedadam_ssm(density=DENSITY).phase(1), tuple(range(CLIENTS))
-    parts, _ = phase.send(Context(layout, 1, SEED, clients), start, end, {})
+    parts, _ = phase.send(Context(layout, 1, SEED, clients), LocalUpdate(start, end), {})
     update = Update(parts, (64.0,) * CLIENTS)
     return update, encoded_sizes(update, [Spec(layout, "fedadam-ssm", 1, n) for n in clients])
 
@@ -85,7 +85,7 @@ def milliseconds(layout: Layout, w: Tensor, device: str, repeats: int) -> dict[s
         "difference": lambda: end.w - start.w,
         "mask": lambda: top_k(delta, k),
         "positions": lambda: positions(mask, k),
-        "positions and values": lambda: sparse(moments(end), mask, since=moments(start), k=k),
+        "positions and values": lambda: sparse(LocalUpdate(start, end).differences, mask, k=k),
         "bytes": lambda: encoded_sizes(update, specs),
         "all": lambda: sent(layout, start, end),
     }

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from fedsift.codec import Float, Spec, Update, decode, encode, sparse
-from fedsift.codec.update import Sum
+from fedsift.codec.update import WeightedSum
 from fedsift.selection.masks import num_kept, top_k
 from fedsift.vector import Layout, Moments
 
@@ -72,7 +72,7 @@ def test_aggregate_20_frames(benchmark, case):
     d, _, spec, frame = case
 
     def aggregate():
-        total = Sum(Moments.start(torch.zeros(d)))
+        total = WeightedSum(Moments.start(torch.zeros(d)))
         for _ in range(20):
             total.add(decode(frame, spec.layout))
         return total.mean()
@@ -122,7 +122,7 @@ frame, d = open(sys.argv[1], "rb").read(), int(sys.argv[2])
 layout = layout_of(d)
 open("/proc/self/clear_refs", "w").write("5")  # the peak is counted from here
 before = memory("VmRSS")
-total = Sum(Moments.start(torch.zeros(d)))
+total = WeightedSum(Moments.start(torch.zeros(d)))
 for _ in range(20):
     total.add(decode(frame, layout))
 print(memory("VmHWM") - before)

@@ -40,12 +40,13 @@ def measure(config: RunConfig, watched: list[int]) -> list[dict[str, float]]:
         limit = information_limit(specs[0].layout.d, part.indices.shape[-1]) / 8
         counted["mask_limit"] += limit * len(sizes)
         for role, coded in part.values.items():
-            counted[f"{role}_limit"] += sum(entropy(row) for row in coded.codes.codes.cpu().numpy())
+            codes = coded.quantized.codes.cpu().numpy()
+            counted[f"{role}_limit"] += sum(entropy(row) for row in codes)
 
     federation = replace(federation_of(config), on_upload=watching)
-    snapshot = federation.first()
+    snapshot = federation.initial_snapshot()
     for _ in range(max(watched)):
-        snapshot, _ = federation.play(snapshot)
+        snapshot, _ = federation.run_round(snapshot)
     return [
         {"round": round, **{name: total / uploads for name, total in counted.items()}}
         for round, counted in found.items()

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -16,14 +15,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedsift import algorithms
-from fedsift.adam import adam_step
+from fedsift.adam import AdamStep
 from fedsift.engine import Forked, Reference, Stacked
 from fedsift.engine.contract import Job
 from fedsift.engine.gpu.steps import ByStreams, ByVmap, Work, can_vmap
 from fedsift.engine.processes import forked
 from fedsift.errors import Diverged, WorkerDied
 from fedsift.models.transformer import Attention
-from fedsift.simulation import prepare
+from fedsift.simulation import Options, prepare
 from fedsift.task import (
     Task,
 )
@@ -59,16 +58,16 @@ def federation(name="fedadam-ssm", processes=2, **options):
     test = torch.randn(2500, 1, 8, 8), torch.randint(0, 4, (2500,))
     options = {"participation": 0.8, "dropout": 0.2, "min_clients": 0, "wire": "count", **options}
     made = prepare(
-        network(), images(), test, method, batch_size=8, loss=cross_entropy, seed=0,
-        device="cpu", **options,
+        network(), images(), test, method, Options(batch_size=8, loss=cross_entropy, seed=0,
+        device="cpu", **options),
     )  # fmt: skip
     return replace(made, engine=Forked(made.task, method, processes))
 
 
 def rounds(fed, count=3):
-    snapshot, happened = fed.first(), []
+    snapshot, happened = fed.initial_snapshot(), []
     for _ in range(count):
-        snapshot, record = fed.play(snapshot)
+        snapshot, record = fed.run_round(snapshot)
         happened.append((record, snapshot.traffic, fed.engine.evaluate(snapshot.state.w)))
     return snapshot, happened
 
@@ -95,7 +94,7 @@ def test_steps_of_earlier_rounds_are_not_kept():
     fed = federation(participation=1.0, dropout=0.0)
 
     def phase(round):  # a schedule makes a step of its own for every round
-        step = partial(adam_step, lr=0.1 / round, beta1=0.9, beta2=0.999, eps=1e-6)
+        step = AdamStep(lr=0.1 / round, beta1=0.9, beta2=0.999, eps=1e-6)
         return replace(fed.algorithm.phase(round), step=step)
 
     engine = Stacked(fed.task, fed.algorithm)
@@ -123,19 +122,19 @@ def test_small_work_starts_no_process(monkeypatch):
 
 def test_a_divergence_in_a_process_is_told_and_the_engine_goes_on():
     fed = federation(participation=1.0, dropout=0.0)
-    before, _ = fed.play(fed.first())
+    before, _ = fed.run_round(fed.initial_snapshot())
     broken = before.state._replace(w=torch.full_like(before.state.w, float("nan")))
     with pytest.raises(Diverged, match="client 0"):
-        fed.play(replace(before, state=broken))
-    again, _ = fed.play(before)
-    expected, _ = replace(fed, engine=Reference(fed.task)).play(before)
+        fed.run_round(replace(before, state=broken))
+    again, _ = fed.run_round(before)
+    expected, _ = replace(fed, engine=Reference(fed.task)).run_round(before)
     assert torch.equal(again.state.w, expected.state.w)
 
 
 @pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
 def test_a_bug_in_a_process_is_told_with_its_traceback():
     fed = federation(participation=1.0)
-    fed.play(fed.first())
+    fed.run_round(fed.initial_snapshot())
 
     def unwilling(output, labels):
         raise ZeroDivisionError("the loss is unwilling")
@@ -143,44 +142,44 @@ def test_a_bug_in_a_process_is_told_with_its_traceback():
     fed = replace(fed, engine=Forked(replace(fed.task, loss=unwilling), fed.algorithm, 2))
     fed.engine.start()
     with pytest.raises(RuntimeError, match="the loss is unwilling"):
-        fed.play(fed.first())
+        fed.run_round(fed.initial_snapshot())
 
 
 @pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
 def test_a_killed_process_ends_the_round_with_a_clear_message():
     fed = federation(participation=1.0)
-    before, _ = fed.play(fed.first())
+    before, _ = fed.run_round(fed.initial_snapshot())
     for child in active_children():
         os.kill(child.pid, signal.SIGKILL)
     with pytest.raises(WorkerDied, match="died"):
-        fed.play(before)
+        fed.run_round(before)
 
 
 @pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
 def test_a_process_that_is_dead_already_is_told_of_too_and_the_engine_starts_anew():
     fed = federation(participation=1.0, dropout=0.0)
-    before, _ = fed.play(fed.first())
+    before, _ = fed.run_round(fed.initial_snapshot())
     child = next(iter(fed.engine.crew.processes.values()))
     child.kill()
     child.join()  # nobody reads at the other end of its pipe now
     with pytest.raises(WorkerDied, match="died"):
         fed.engine.evaluate(before.state.w)
-    again, _ = fed.play(before)
+    again, _ = fed.run_round(before)
     assert fed.engine.idle()
-    expected, _ = replace(fed, engine=Reference(fed.task)).play(before)
+    expected, _ = replace(fed, engine=Reference(fed.task)).run_round(before)
     assert torch.equal(again.state.w, expected.state.w)
 
 
 @pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
 def test_a_round_that_was_left_does_not_disturb_the_next():
     fed = federation(participation=1.0, dropout=0.0)
-    start = fed.first()
+    start = fed.initial_snapshot()
     fed.engine.start()
     job = Job(1, fed.algorithm.phase(1), start.state, (4, 3, 2, 1, 0), {n: {} for n in range(5)})
     left = fed.engine.train(job)
     next(left)  # the others are at work, and nobody will ask for their results
-    ours, _ = fed.play(start)
-    theirs, _ = replace(fed, engine=Reference(fed.task)).play(start)
+    ours, _ = fed.run_round(start)
+    theirs, _ = replace(fed, engine=Reference(fed.task)).run_round(start)
     assert torch.equal(ours.state.w, theirs.state.w)
     left.close()
     assert fed.engine.idle()
@@ -229,9 +228,9 @@ def test_processes_end_with_their_engine():
 def test_regression_without_a_test_set():
     problem = ridge(0)
     made = prepare(
-        problem.model, problem.clients, None, algorithms.fedsgd(2), batch_size=None,
+        problem.model, problem.clients, None, algorithms.fedsgd(2), Options(batch_size=None,
         loss=mse_loss, seed=0, device="cpu", participation=1.0, dropout=0.0, min_clients=0,
-        wire="real",
+        wire="real"),
     )  # fmt: skip
     fed = replace(made, engine=Forked(made.task, made.algorithm, 2))
     ours, happened = rounds(fed, 2)
@@ -317,9 +316,9 @@ def test_a_stack_with_random_layers_follows_the_seed_alone():
     fed = federation()
     engine = Stacked(fed.task, fed.algorithm)
     fed = replace(fed, engine=engine)
-    once, _ = fed.play(fed.first())
+    once, _ = fed.run_round(fed.initial_snapshot())
     torch.rand(7)
-    again, _ = fed.play(fed.first())
+    again, _ = fed.run_round(fed.initial_snapshot())
     assert torch.equal(once.state.w, again.state.w)
 
 
@@ -337,8 +336,8 @@ def test_a_parameter_that_is_not_used_has_no_gradient():
     task = replace(fed.task, model=Partly())
     task = replace(task, layout=type(task.layout).of(task.model))
     for engine in (Stacked(task, fed.algorithm), Reference(task)):
-        after, _ = replace(fed, task=task, engine=engine).play(
-            replace(fed, task=task, engine=engine).first()
+        after, _ = replace(fed, task=task, engine=engine).run_round(
+            replace(fed, task=task, engine=engine).initial_snapshot()
         )
         assert not bool(after.state.m[-12:].any())
 
@@ -350,7 +349,7 @@ def test_the_next_client_in_turn_is_handed_on_at_once(monkeypatch):
     trained = []
     train = engine._train_stack
     monkeypatch.setattr(engine, "_train_stack", lambda j, c: (trained.append(c), train(j, c))[1])
-    start = fed.first()
+    start = fed.initial_snapshot()
     job = forked.Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2), {n: {} for n in range(3)})
     next(engine.train(job))
     assert trained == [(0,)]
@@ -360,7 +359,7 @@ def test_the_next_client_in_turn_is_handed_on_at_once(monkeypatch):
 def test_accuracy_is_given_only_where_it_means_something(labels):
     fed = federation()
     task = replace(fed.task, test=(torch.zeros(10, 1, 8, 8), labels), loss=lambda a, b: a.sum())
-    accuracy, loss = Reference(task).evaluate(fed.first().state.w)
+    accuracy, loss = Reference(task).evaluate(fed.initial_snapshot().state.w)
     assert accuracy is None
     assert loss is not None
 
@@ -379,7 +378,7 @@ def test_beside_a_gpu_processes_are_forked_before_anything_is_trained(monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     fed = federation(participation=1.0)
     monkeypatch.setattr(fed.engine.here, "train", lambda job: pytest.fail("trained here"))
-    fed.play(fed.first())
+    fed.run_round(fed.initial_snapshot())
     assert len(fed.engine.crew.processes) == 2
 
 
@@ -392,5 +391,5 @@ def test_a_method_may_keep_the_gradients_that_it_is_given():
         return x._replace(w=x.w - 0.1 * gradient)
 
     phase = replace(fed.algorithm.phase(1), step=step)
-    list(Reference(fed.task).train(Job(1, phase, fed.first().state, (0,), {0: {}})))
+    list(Reference(fed.task).train(Job(1, phase, fed.initial_snapshot().state, (0,), {0: {}})))
     assert len({float(gradient.sum()) for gradient in kept}) == phase.local_steps

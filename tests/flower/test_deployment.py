@@ -16,7 +16,7 @@ from faulty import task
 
 from fedsift.flower.keys import make_node_key
 from fedsift.flower.local import free_port
-from fedsift.simulation import prepare
+from fedsift.simulation import Options, prepare
 
 
 def simulated(algorithm, clients, rounds):
@@ -173,13 +173,13 @@ def simulated_without(client, clients, rounds):
     data = [task.load_data(n, clients) for n in range(clients)]
     without = prepare(
         task.make_model(), data, None, task.make_algorithm({"algorithm": "fedadam-ssm"}),
-        batch_size=task.BATCH, participation=1.0, dropout=0.0, min_clients=0, wire="real",
-        loss=torch.nn.functional.cross_entropy, seed=task.SEED, device="cpu",
+        Options(batch_size=task.BATCH, participation=1.0, dropout=0.0, min_clients=0, wire="real",
+        loss=torch.nn.functional.cross_entropy, seed=task.SEED, device="cpu"),
     )  # fmt: skip
-    object.__setattr__(without, "dropped", lambda round, cohort: frozenset({client}))
-    snapshot = without.first()
+    object.__setattr__(without, "lost_clients", lambda round, cohort: frozenset({client}))
+    snapshot = without.initial_snapshot()
     for _ in range(rounds):
-        snapshot, _ = without.play(snapshot)
+        snapshot, _ = without.run_round(snapshot)
     return snapshot.state
 
 

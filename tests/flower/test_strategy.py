@@ -17,11 +17,11 @@ from torch import nn
 
 import fedsift
 from fedsift import algorithms
-from fedsift.adam import adam_step, clipped
-from fedsift.algorithms import METHODS, Algorithm, find, settings_of
+from fedsift.adam import AdamStep, clipped
+from fedsift.algorithms import METHODS, Algorithm, Method, find, settings_of
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.header import read_header
-from fedsift.codec.update import Update
+from fedsift.codec.update import CodedValues, Update
 from fedsift.errors import ConfigError, TooFewClients
 from fedsift.flower import FedSift, arrays_of, client_app, exchange
 from fedsift.flower.arrays import flat
@@ -34,7 +34,7 @@ from fedsift.runs import federation_of
 from fedsift.runs.config import (
     RunConfig,
 )
-from fedsift.simulation import first, play
+from fedsift.simulation import initial_snapshot, run_rounds
 from fedsift.vector import Layout, Moments
 
 CLIENTS, SEED = 5, 2
@@ -152,7 +152,7 @@ def test_the_demo_s_clients_train_as_the_simulation_does(place, monkeypatch):
     words = {"clients": 3, "local_steps": 3, "algorithm": "fedadam", "model": "small-cnn"}
     config = RunConfig.from_values({**words, "dataset": "digits"})
     fed = federation_of(config)
-    *_, (expected, _) = play(fed, first(fed), 2)
+    *_, (expected, _) = run_rounds(fed, initial_snapshot(fed), 2)
     app = client()
     nodes = [InlineNode(app, n, 3) for n in range(3)]
     grid = InlineGrid(nodes, run_config={**config.flat(), "out": "not used"})
@@ -220,15 +220,26 @@ def test_a_client_whose_upload_was_lost_trains_on_with_its_old_memory(place):
     # Client 1 must send in round 3 what it would have sent had it never trained in round 2.
     federation = strategy.federation
     simulation = fedsift.simulation.prepare(
-        make_model(), [load_data(n, CLIENTS) for n in range(CLIENTS)], None, EFFICIENT,
-        batch_size=8, participation=1.0, dropout=0.0, min_clients=0, wire="real",
-        loss=nn.functional.cross_entropy, seed=SEED, device="cpu",
-    )  # fmt: skip
-    snapshot = simulation.first()
+        make_model(),
+        [load_data(n, CLIENTS) for n in range(CLIENTS)],
+        None,
+        EFFICIENT,
+        fedsift.simulation.Options(
+            batch_size=8,
+            participation=1.0,
+            dropout=0.0,
+            min_clients=0,
+            wire="real",
+            loss=nn.functional.cross_entropy,
+            seed=SEED,
+            device="cpu",
+        ),
+    )
+    snapshot = simulation.initial_snapshot()
     for round in (1, 2, 3):
         lost = frozenset({1}) if round == 2 else frozenset()
-        object.__setattr__(simulation, "dropped", lambda r, cohort, lost=lost: lost)
-        snapshot, _ = simulation.play(snapshot)
+        object.__setattr__(simulation, "lost_clients", lambda r, cohort, lost=lost: lost)
+        snapshot, _ = simulation.run_round(snapshot)
     assert federation.task.seed == SEED
     assert_same_bits(strategy.snapshot.state, snapshot.state)
 
@@ -269,7 +280,7 @@ def test_too_few_nodes_or_updates_stop_the_run_and_it_goes_on_later(place):
     for node in grid.nodes.values():
         node.is_online = True
     grid.silent = {100, 101}
-    with pytest.raises(TooFewClients, match="round 1 has 3 of at least 4 updates"):
+    with pytest.raises(TooFewClients, match="round 1 merged 3 updates, but needs at least 4"):
         start(place.strategy(min_clients=4), grid, 1, timeout=0.5)
     grid.silent = set()
     start(place.strategy(min_clients=4), grid, 1)
@@ -471,13 +482,49 @@ def test_an_empty_frame_is_a_problem_of_its_client_alone(place):
 def test_a_client_with_more_samples_than_it_may_have_is_left_out(place):
     """With whole local sets as batches, what a client says it has is its weight in the mean."""
     with pytest.raises(TooFewClients, match="weight 20"):
-        start(place.strategy(batch_size=None, most_samples=19), place.grid(), 1)
+        start(place.strategy(batch_size=None, max_samples=19), place.grid(), 1)
 
 
 def test_only_updates_that_are_merged_are_enough(place):
     grid = evil(place.grid(), lie(frame=b"junk" * 9), nodes=(100, 102))
     start(place.strategy(min_clients=3, enough=3), grid, 1)
     record = place.history()[0]
+    assert (record["clients"], record["rejected"]) == (3, 2)
+
+
+def flipped(answer):
+    """The honest answer with W × -100."""
+    layout = Layout.of(make_model())
+    header = read_header(answer.frame)[0]
+    update = decode(answer.frame, layout)
+    (part,) = update.parts
+    w = CodedValues.of(-100 * part.values["w"].restore())
+    update = Update((replace(part, values={**part.values, "w": w}),), update.weights)
+    spec = Spec(layout, SSM.name, header.round, answer.client, header.run, header.base)
+    return replace(answer, frame=encode(update, spec)).records()
+
+
+def test_an_update_that_is_far_too_large_is_rejected_from_the_first_round_on(place):
+    strategy = place.strategy()
+    start(strategy, evil(place.grid(), flipped), 2)
+    for record in place.history():
+        assert (record["clients"], record["rejected"]) == (CLIENTS - 1, 1)
+        assert "times as large as usual in recent rounds" in record["problems"]["0"]
+    assert all(len(medians) == 2 for medians in strategy.snapshot.norms.medians.values())
+    again = place.strategy()
+    start(again, place.grid(), 3)
+    assert place.history()[2]["clients"] == CLIENTS
+
+
+def test_an_update_that_is_far_too_large_is_merged_without_the_bound(place):
+    start(place.strategy(max_norm_ratio=None), evil(place.grid(), flipped), 1)
+    assert (place.history()[0]["clients"], place.history()[0]["rejected"]) == (CLIENTS, 0)
+
+
+def test_updates_that_are_far_too_large_are_not_enough(place):
+    start(place.strategy(enough=3), grid := place.grid(), 1)
+    start(place.strategy(enough=3), evil(grid, flipped, nodes=(100, 102)), 2)
+    record = place.history()[1]
     assert (record["clients"], record["rejected"]) == (3, 2)
 
 
@@ -584,7 +631,7 @@ def adam_and_sgd():
 
 def test_a_loop_of_one_s_own_ends_where_the_method_takes_other_steps(place, monkeypatch):
     method = adam_and_sgd()
-    monkeypatch.setitem(METHODS, method.name, adam_and_sgd)
+    monkeypatch.setitem(METHODS, method.name, Method(method.name, adam_and_sgd, method.name))
     grid = place.grid(method, train=lambda *_: 0.0)
     strategy = place.strategy(method)
     start(strategy, grid, 1)
@@ -592,11 +639,14 @@ def test_a_loop_of_one_s_own_ends_where_the_method_takes_other_steps(place, monk
         start(strategy, grid, 2)
 
 
-@pytest.mark.parametrize("algorithm", [EFFICIENT, algorithms.onebit_adam()], ids=str)
-def test_a_loop_of_one_s_own_needs_a_method_with_adam_steps(place, algorithm):
+@pytest.mark.parametrize(
+    ("algorithm", "round"), [(EFFICIENT, 1), (algorithms.onebit_adam(warmup_rounds=1), 2)], ids=str
+)
+def test_a_custom_training_loop_needs_a_method_with_adam_steps(place, algorithm, round):
     grid = place.grid(algorithm, train=lambda *_: 0.0)
-    with pytest.raises(TooFewClients, match="does not take the paper's Adam steps"):
-        start(place.strategy(algorithm), grid, 1)
+    problem = f"does not take the paper's Adam steps in round {round}"
+    with pytest.raises(TooFewClients, match=problem):
+        start(place.strategy(algorithm), grid, round)
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
@@ -612,7 +662,7 @@ def test_adam_moves_like_the_equations_and_keeps_its_moments(clip):
         gradient = layout.flatten({n: p.grad for n, p in model.named_parameters()})
         assert gradient.norm() > 0.5
         gradient = clipped(gradient, clip) if clip else gradient
-        x = adam_step(x, gradient, lr=0.1, beta1=0.9, beta2=0.999, eps=1e-3)
+        x = AdamStep(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-3)(x, gradient)
         optimizer.step()
         assert_same_bits((layout.read(model), *optimizer.moments()), x)
 

@@ -11,13 +11,13 @@ from torch import nn
 from fedsift.algorithms import METHODS
 from fedsift.codec.frame import Spec, encode
 from fedsift.codec.header import varint
-from fedsift.codec.inspect import bytes_by_part, dissect
+from fedsift.codec.inspect import bytes_by_part, summarize_frame
 from fedsift.codec.update import Update, dense, sparse
 from fedsift.codec.values import Linear, Log
 from fedsift.engine import Stacked, Task
 from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, train_rounds
 from fedsift.runs.uploads import MOST_CLIENTS, Uploads, labels_of, magnitudes_of
-from fedsift.simulation import play
+from fedsift.simulation import run_rounds
 from fedsift.vector import Layout
 
 LAYOUT = Layout.of(nn.Linear(99, 1))
@@ -117,7 +117,7 @@ def test_bytes_by_part_are_those_in_the_frame(roles, k):
     update = Update(sparse(dict.fromkeys(roles, x), mask), (1.0,))
     frame = encode(update, Spec(LAYOUT, "any", 200, 3))
     found = bytes_by_part(update, [Spec(LAYOUT, "any", 200, 3)], [len(frame)])
-    (part,) = dissect(frame).header.parts
+    (part,) = summarize_frame(frame).header.parts
     assert sum(found.values()) == len(frame)
     assert tuple(found[role] for role in roles) == part.value_bytes
     has_length = part.index is not None and part.index.name == "entropy"
@@ -131,7 +131,7 @@ def test_values_of_varying_length_are_told_apart_from_the_mask():
     specs = [Spec(LAYOUT, "any", 200, client) for client in range(3)]
     frames = [encode(one, spec) for one, spec in zip(update, specs, strict=True)]
     found = bytes_by_part(update, specs, [len(frame) for frame in frames])
-    parts = [dissect(frame).header.parts[0] for frame in frames]
+    parts = [summarize_frame(frame).header.parts[0] for frame in frames]
     for place, role in enumerate(("w", "v")):
         sizes = [part.value_bytes[place] for part in parts]
         assert found[role] == sum(size + len(varint(size)) for size in sizes)
@@ -158,7 +158,7 @@ def test_the_stacked_engine_records_what_the_reference_does():
     for engine in (federation.engine, Stacked(federation.task, federation.algorithm)):
         uploads = Uploads(federation.task.layout.d)
         watched = replace(federation, engine=engine, on_upload=uploads.add)
-        next(play(watched, watched.first(), 1))
+        next(run_rounds(watched, watched.initial_snapshot(), 1))
         lines.append(uploads.finish_round(1))
     ours, theirs = lines
     assert ours["uploads"] == theirs["uploads"] == 4
@@ -170,7 +170,7 @@ def test_watching_changes_no_bit_of_the_training():
     config = RunConfig.from_values({"clients": 4, "local_steps": 2})
     federation = federation_of(config)
     watched = replace(federation, on_upload=Uploads(federation.task.layout.d).add)
-    ours, theirs = (f.play(f.first())[0].state for f in (federation, watched))
+    ours, theirs = (f.run_round(f.initial_snapshot())[0].state for f in (federation, watched))
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 

@@ -1,10 +1,13 @@
 """FedAdam-SSM_V: the ablation of FedAdam-SSM whose shared mask is the top-k of ΔV.
 
-The paper, section VI-A, "Baselines"; everything but the mask is FedAdam-SSM's.
+The paper, section VI-A, "Baselines".
+
+Everything except the mask is as in FedAdam-SSM.
 """
 
 from __future__ import annotations
 
+from fedsift.adam import AdamStep
 from fedsift.algorithms.fedadam_ssm import shared_mask_fedadam
 from fedsift.algorithms.method import Algorithm
 from fedsift.algorithms.registry import method
@@ -26,7 +29,7 @@ def fedadam_ssm_v(
     >>> fedadam_ssm_v().name
     'fedadam-ssm-v'
     """
+    step = AdamStep(lr, beta1, beta2, eps)
     return shared_mask_fedadam(
-        lambda start, end, k: top_k(end.v - start.v, k),
-        density, local_steps, lr, beta1, beta2, eps,
-    )  # fmt: skip
+        lambda update, k: top_k(update.delta_v, k), density, local_steps, step
+    )

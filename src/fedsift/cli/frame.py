@@ -15,7 +15,7 @@ from fedsift.cli.terminal import out, plain_table
 
 if TYPE_CHECKING:
     from fedsift.codec.header import PartHeader
-    from fedsift.codec.inspect import Anatomy
+    from fedsift.codec.inspect import FrameSummary
 
 app = typer.Typer(no_args_is_help=True, help="Inspect the frames that clients and server send.")
 
@@ -31,41 +31,41 @@ def inspect(file: Annotated[Path, typer.Argument(help="File that holds one frame
 
     Example: `fedsift frame inspect update.fsf`
     """
-    from fedsift.codec.inspect import dissect
+    from fedsift.codec.inspect import summarize_frame
 
     with user_input():
         try:
             frame = file.read_bytes()
         except OSError as problem:
             raise ValueError(f"cannot read {file}: {problem.strerror}") from None
-        anatomy = dissect(frame)
-    out.print(header_table(anatomy))
-    out.print(parts_table(anatomy))
+        summary = summarize_frame(frame)
+    out.print(header_table(summary))
+    out.print(parts_table(summary))
 
 
-def header_table(anatomy: Anatomy) -> Table:
+def header_table(summary: FrameSummary) -> Table:
     """Return the fields of a frame's header."""
-    header = anatomy.header
+    header = summary.header
     table = plain_table("frame", show_header=False)
     table.add_row("algorithm", escape(header.algorithm) or "–")
     table.add_row("round, client", f"{header.round}, {header.client}")
     table.add_row("run, base state", f"{header.run.hex()}, {header.base.hex()}")
     table.add_row("model", f"d = {header.d:,}")
     table.add_row("weight", f"{header.weight:g}")
-    size = f"{anatomy.total_bytes:,} bytes, {anatomy.bits_per_coordinate:.2f} bits per coordinate"
+    size = f"{summary.total_bytes:,} bytes, {summary.bits_per_coordinate:.2f} bits per coordinate"
     table.add_row("size", size)
     return table
 
 
-def parts_table(anatomy: Anatomy) -> Table:
+def parts_table(summary: FrameSummary) -> Table:
     """Return the sizes of a frame's parts."""
     from fedsift.codec.frame import CHECKSUM_BYTES
 
-    header = anatomy.header
+    header = summary.header
     table = plain_table("bytes by part")
     for heading in ("part", "coder", "values", "bytes", "bits each", "of random"):
         table.add_column(heading, justify="left" if heading in ("part", "coder") else "right")
-    size = anatomy.header_bytes + CHECKSUM_BYTES
+    size = summary.header_bytes + CHECKSUM_BYTES
     table.add_row("header and checksum", "", "", f"{size:,}", "", "")
     for part in header.parts:
         for row in part_rows(part, header.d):
@@ -80,13 +80,13 @@ def parts_table(anatomy: Anatomy) -> Table:
 
 def part_rows(part: PartHeader, d: int) -> Iterator[tuple[str, ...]]:
     """Yield a part's mask and values as rows of the table."""
-    from fedsift.codec.inspect import above_limit
+    from fedsift.codec.inspect import ratio_to_limit
 
     def bits_each(size: int) -> str:
         return f"{8 * size / max(part.k, 1):.2f}"
 
     if part.index is not None:
-        ratio = above_limit(part, d)
+        ratio = ratio_to_limit(part, d)
         of_random = "–" if ratio is None else f"{100 * ratio:.2f} %"
         size = part.index_bytes
         yield "mask", part.index.name, f"{part.k:,}", f"{size:,}", bits_each(size), of_random

@@ -35,6 +35,8 @@ PANELS: dict[str, dict[str, str]] = {
         "participation": "Share of the clients that train in each round, in (0, 1].",
         "dropout": "Probability that a client trains but its update is lost, in [0, 1).",
         "min_clients": "Stop the run if a round receives fewer updates than this.",
+        "max_norm_ratio": "Reject updates whose norm exceeds the usual one by more than this "
+        "factor; 0: no bound.",
     },
     METHOD_PANEL: {},
     "Execution": {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsift.algorithms.method import Context, required
+from fedsift.algorithms.method import Context, LocalUpdate, checked_message
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.update import Update
 from fedsift.engine.contract import ClientResult, Job
@@ -54,13 +54,14 @@ def one_thread() -> Iterator[None]:
 def train_client(task: Task, job: Job, client: int, steps: LocalSteps) -> ClientResult:
     """One client's round: begin, take the local steps, send."""
     phase, memory = job.phase, job.memory[client]
-    start = phase.begin(Moments(*(x[None] for x in job.state)), memory)
+    start = phase.local_start(Moments(*(x[None] for x in job.state)), memory)
     end, loss = steps(task, job, client, start)
     if not finite(*end):
         raise Diverged(f"client {client}'s training left the finite numbers")
     context = Context(task.layout, job.round, task.seed, (client,))
     try:
-        parts, kept = required(phase.send(context, start, end, memory), memory, "send")
+        sent = phase.send(context, LocalUpdate(start, end), memory)
+        parts, kept = checked_message(sent, memory, "send")
     except NotFiniteError:
         raise Diverged(f"client {client}'s update left the finite numbers") from None
     return ClientResult(client, Update(parts, (float(task.weight(client)),)), kept, loss)

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from flwr.app import ConfigRecord, Message, MessageType
 from torch import Tensor
 
-from fedsift.algorithms.method import Context, Memory, Phase, zeros
+from fedsift.algorithms.method import Context, LocalUpdate, Memory, Phase, zero_memory
 from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits, Shape, shape_of
 from fedsift.codec.update import Update
 from fedsift.engine.contract import Job
-from fedsift.federation.round import Federation, Inbox, Snapshot, Traffic, whole
+from fedsift.federation.inbox import (
+    Inbox,
+)
+from fedsift.federation.round import (
+    Federation,
+)
+from fedsift.federation.snapshot import (
+    Snapshot,
+    Traffic,
+    full_update,
+)
 from fedsift.flower.protocol import Kind, Order
 from fedsift.flower.store import NO_RECEIPT
 from fedsift.vector import Moments, raw_bytes
@@ -27,14 +38,16 @@ METADATA_BYTES = 1 << 20
 
 @dataclass
 class Outbox:
-    """The server's wire: really encodes a broadcast, keeps it for the next orders, counts bytes."""
+    """The server's :class:`Wire`: encode a broadcast, keep its frame for orders, count bytes."""
 
     frame: bytes = b""
     base: bytes = b""
     sent: int = 0
 
-    def __call__(self, update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
-        """What a client will make of the broadcast."""
+    builds_frames: ClassVar[bool] = True
+
+    def send(self, update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
+        """Return the broadcast as clients decode it, and its bytes."""
         self.frame, self.base = encode(update, spec), spec.base
         return decode(self.frame, spec.layout, limits), len(self.frame)
 
@@ -45,20 +58,20 @@ class Deployment(Federation):
 
     wire: Outbox = field(default_factory=Outbox)
 
-    def first_from(self, w: Tensor) -> Snapshot:
+    def initial_snapshot_from(self, w: Tensor) -> Snapshot:
         """Before round 1: nothing was sent yet."""
-        return replace(super().first_from(w), traffic=Traffic())
+        return replace(super().initial_snapshot_from(w), traffic=Traffic())
 
-    def limits(self, job: Job, base: bytes) -> Limits:
+    def upload_limits(self, job: Job, base: bytes) -> Limits:
         """What every upload of a round must be like; strangers' must also have the right shape."""
-        return replace(super().limits(job, base), shape=self.expected_shape(job))
+        return replace(super().upload_limits(job, base), shape=self.expected_shape(job))
 
     def expected_shape(self, job: Job) -> Shape:
         """What every honest upload of this round looks like, found by sending nothing at all."""
         nothing = Moments.start(torch.zeros_like(job.state.w)[None])
-        memory = zeros(self.algorithm.client_memory, 1, job.state.w)
+        memory = zero_memory(self.algorithm.client_memory, 1, job.state.w)
         context = Context(self.task.layout, job.round, self.task.seed, (0,))
-        parts, _ = job.phase.send(context, nothing, nothing, memory)
+        parts, _ = job.phase.send(context, LocalUpdate(nothing, nothing), memory)
         return shape_of(Update(parts, (1.0,)))
 
     def max_reply_bytes(self, job: Job) -> int:
@@ -68,15 +81,17 @@ class Deployment(Federation):
         mask = -(-layout.d // 8) * len(shape)
         return 2 * (sum(kept) * layout.dtype.itemsize + mask) + METADATA_BYTES
 
-    def memories(self, snapshot: Snapshot, cohort: tuple[int, ...]) -> dict[int, Memory]:
+    def cohort_memory(self, snapshot: Snapshot, cohort: tuple[int, ...]) -> dict[int, Memory]:
         """In place of each member's memory, the receipt of the upload that it dates from."""
         return {n: snapshot.client_memory.get(n, {}) for n in cohort}
 
-    def count(self, before: Traffic, phase: Phase, inbox: Inbox, down: int) -> Traffic:
+    def count_traffic(
+        self, before: Traffic, phase: Phase, inbox: Inbox, broadcast_bytes: int
+    ) -> Traffic:
         """Add this round's traffic: the orders that were sent, not the broadcast to come."""
         sent, self.wire.sent = self.wire.sent, 0
         down_so_far = before.downlink_bytes + sent / len(self.task.clients)
-        return replace(super().count(before, phase, inbox, 0), downlink_bytes=down_so_far)
+        return replace(super().count_traffic(before, phase, inbox, 0), downlink_bytes=down_so_far)
 
 
 @dataclass
@@ -121,8 +136,8 @@ class Orders:
     @cached_property
     def everything(self) -> bytes:
         """The frame with all of the state."""
-        spec = self.federation.spec(self.snapshot.round, bytes(8))
-        return encode(whole(self.snapshot.state), spec)
+        spec = self.federation.frame_spec(self.snapshot.round, bytes(8))
+        return encode(full_update(self.snapshot.state), spec)
 
     def concerns(self, node: int) -> bool:
         """Whether a node is one of the cohort, or may be, as it is not known yet."""

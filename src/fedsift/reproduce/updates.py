@@ -15,13 +15,13 @@ from torch import Tensor
 from fedsift.codec.frame import Spec
 from fedsift.codec.update import ROLES, Role, Update
 from fedsift.data import Dataset
-from fedsift.federation.round import Snapshot
+from fedsift.federation.snapshot import Snapshot
 from fedsift.reproduce.plan import PlannedRun
 from fedsift.runs.compare import config_of
 from fedsift.runs.config import RunConfig
 from fedsift.runs.disk import replace_file
 from fedsift.runs.run import environment, federation_of
-from fedsift.simulation import Record, play
+from fedsift.simulation import Record, run_rounds
 
 UPDATES = "updates.json"
 LOWEST, HIGHEST, BINS = -46.0, 4.0, 500
@@ -33,8 +33,8 @@ def measure_updates(
 ) -> None:
     """Train up to the run's last round, and write the magnitudes of that round's updates."""
     config, federation = run.config, federation_of(run.config, dataset)
-    before = federation.first()
-    for after, record in play(federation, before, config.rounds - 1):
+    before = federation.initial_snapshot()
+    for after, record in run_rounds(federation, before, config.rounds - 1):
         before = after
         on_record(record)
     counts = {role: torch.zeros(BINS, dtype=torch.float64) for role in ROLES}
@@ -68,8 +68,8 @@ def updates_after(
             )
 
     federation = federation_of(config_of("fedadam", config.flat()), dataset)
-    start = replace(federation.first(), round=before.round, state=before.state)
-    replace(federation, on_upload=collect).play(start)
+    start = replace(federation.initial_snapshot(), round=before.round, state=before.state)
+    replace(federation, on_upload=collect).run_round(start)
     return updates
 
 

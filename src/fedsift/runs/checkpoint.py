@@ -14,8 +14,10 @@ from torch import Tensor
 from fedsift.data import digest_of
 from fedsift.engine.cpu import native
 from fedsift.errors import ConfigError
-from fedsift.federation.memories import DIGEST_BYTES, Held, Memories, OnDisk, SlotFile
-from fedsift.federation.round import Federation, Snapshot, Traffic
+from fedsift.federation.memories import DIGEST_BYTES, InMemory, Memories, OnDisk, SlotFile
+from fedsift.federation.norm_bound import NormHistory
+from fedsift.federation.round import Federation
+from fedsift.federation.snapshot import Snapshot, Traffic
 from fedsift.runs.config import RunConfig, read_values
 from fedsift.runs.disk import CorruptFile, flush_to_disk, load_tensors, save_tensors
 from fedsift.runs.folder import RunFolder
@@ -48,6 +50,7 @@ def save_checkpoint(
     about = {
         "round": round,
         "traffic": asdict(checkpoint.snapshot.traffic),
+        "norms": checkpoint.snapshot.norms.medians,
         "seconds": checkpoint.seconds,
         "layout": federation.task.layout.fingerprint(),
         "config": fingerprint_of(config),
@@ -81,8 +84,8 @@ def load_checkpoint(folder: RunFolder, federation: Federation, device: str) -> C
 
 
 def require_all_settings(folder: RunFolder, config: RunConfig) -> None:
-    """Refuse a run whose method has since gained settings."""
-    missing = set(config.make_algorithm().settings) - set(read_values(folder.config_file))
+    """Refuse a run whose configuration lacks settings that exist today."""
+    missing = config.flat().keys() - read_values(folder.config_file).keys()
     if missing:
         names = ", ".join(f"`{name}`" for name in sorted(missing))
         raise ConfigError(older_version(folder, f"the setting {names}"))
@@ -172,7 +175,8 @@ def snapshot_of(
     prefix = "server/"
     server = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
     state = Moments(tensors["w"], tensors["m"], tensors["v"])
-    return Snapshot(about["round"], state, server, memories, Traffic(**about["traffic"]))
+    traffic, norms = Traffic(**about["traffic"]), NormHistory(about["norms"])
+    return Snapshot(about["round"], state, server, memories, traffic, norms)
 
 
 def load_memories(
@@ -187,11 +191,11 @@ def load_memories(
     return OnDisk(file, dict(zip(clients, file.claim(numbers, digests), strict=True)))
 
 
-def memories_among(tensors: Mapping[str, Tensor]) -> Held:
+def memories_among(tensors: Mapping[str, Tensor]) -> InMemory:
     """Return the clients' memories that the checkpoint itself holds."""
     clients: dict[int, dict[str, Tensor]] = {}
     for key, x in tensors.items():
         match key.split("/"):
             case ["client", n, name]:
                 clients.setdefault(int(n), {})[name] = x
-    return Held(clients)
+    return InMemory(clients)

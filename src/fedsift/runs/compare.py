@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsift.algorithms import METHODS, settings_of
 from fedsift.errors import ConfigError, require_choice
-from fedsift.federation.round import cohort_size
+from fedsift.federation.cohort import cohort_size
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import column
 from fedsift.simulation import Record

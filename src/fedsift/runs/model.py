@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 
-from fedsift.federation.round import Federation, Snapshot
+from fedsift.federation.round import Federation
+from fedsift.federation.snapshot import Snapshot
 from fedsift.runs.disk import save_tensors
 from fedsift.runs.folder import RunFolder
 
@@ -14,7 +15,7 @@ def save_model(folder: RunFolder, federation: Federation, snapshot: Snapshot) ->
 
     On a Flower server, which has no model, the file holds only the parameters that were trained.
     """
-    task, w = federation.task, federation.model(snapshot)
+    task, w = federation.task, federation.model_weights(snapshot)
     about = {"round": snapshot.round, "layout": task.layout.fingerprint()}
     model = copy.deepcopy(task.model)
     if not any(True for _ in model.parameters()):

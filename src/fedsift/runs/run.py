@@ -28,7 +28,7 @@ from fedsift.runs.model import save_model
 from fedsift.runs.records import append_round, rewind
 from fedsift.runs.tensorboard import require_tensorboard
 from fedsift.runs.uploads import Uploads, labels_of
-from fedsift.simulation import Record, first, play, prepare
+from fedsift.simulation import Options, Record, initial_snapshot, prepare, run_rounds
 
 
 def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federation:
@@ -46,15 +46,18 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
         clients,
         dataset.test,
         config.make_algorithm(),
-        batch_size=config.batch_size or None,
-        participation=config.participation,
-        dropout=config.dropout,
-        min_clients=config.min_clients,
-        wire=config.wire,
-        loss=dataset.loss,
-        seed=config.seed,
-        device=config.torch_device(),
-        precision=config.precision,
+        Options(
+            batch_size=config.batch_size or None,
+            participation=config.participation,
+            dropout=config.dropout,
+            min_clients=config.min_clients,
+            max_norm_ratio=config.max_norm_ratio,
+            wire=config.wire,
+            loss=dataset.loss,
+            seed=config.seed,
+            device=config.torch_device(),
+            precision=config.precision,
+        ),
     )
     if ranks() > 1 and rank() == 0:
         engine = Torchrun(federation.engine, federation.task)
@@ -96,7 +99,7 @@ def restore_run(folder: RunFolder, federation: Federation) -> RestoredRun:
     """Load the latest checkpoint, or the initial state; drop the metrics of later rounds."""
     device = str(federation.task.clients[0][0].device)
     found = load_checkpoint(folder, federation, device)
-    checkpoint = found or Checkpoint(first(federation, folder.memory_file), 0.0)
+    checkpoint = found or Checkpoint(initial_snapshot(federation, folder.memory_file), 0.0)
     return RestoredRun(checkpoint, found is not None, rewind(folder, checkpoint.snapshot.round))
 
 
@@ -114,7 +117,7 @@ def train_rounds(
     watched = replace(federation, on_upload=uploads.add)
     folder.write_clients(labels_of(federation.task))
     try:
-        for snapshot, record in play(watched, saved.snapshot, rounds, saved.seconds):
+        for snapshot, record in run_rounds(watched, saved.snapshot, rounds, saved.seconds):
             append_round(folder, record, uploads.finish_round(snapshot.round))
             writer.update(Checkpoint(snapshot, float(record["seconds"])))
             yield record

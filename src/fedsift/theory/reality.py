@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, Step
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Step
 from fedsift.codec.update import Parts
 from fedsift.engine.gpu.stacked import Stacked
 from fedsift.engine.reference import Reference
@@ -81,13 +81,13 @@ def watch(task: Task, algorithm: Algorithm, rounds: int) -> Iterator[Watched]:
     trail: Trail = []
     watched = replace(algorithm, phase=lambda round: _watched(algorithm.phase(round), trail))
     federation = Federation(task, watched, Reference(task))
-    snapshot = federation.first()
+    snapshot = federation.initial_snapshot()
     dense = snapshot.state
     objective = Objective(task)
     weights = torch.tensor([task.weight(n) for n in range(len(task.clients))]).to(dense.w)
     for _ in range(rounds):
         trail.clear()
-        start, (snapshot, _) = snapshot.state, federation.play(snapshot)
+        start, (snapshot, _) = snapshot.state, federation.run_round(snapshot)
         phase = algorithm.phase(snapshot.round)
         seen = _look(snapshot.round, start, dense, phase, trail, objective, weights)
         yield replace(seen, settings=algorithm.settings)
@@ -108,18 +108,18 @@ def updates(task: Task, algorithm: Algorithm, rounds: int) -> Iterator[Moments]:
     sent: dict[tuple[int, ...], Moments] = {}
 
     def heard(phase: Phase) -> Phase:
-        def send(context: Context, start: Moments, end: Moments, memory: Memory) -> Sent:
-            sent[context.clients] = end - start
-            return phase.send(context, start, end, memory)
+        def send(context: Context, update: LocalUpdate, memory: Memory) -> Sent:
+            sent[context.clients] = update.delta
+            return phase.send(context, update, memory)
 
         return replace(phase, send=send)
 
     listening = replace(algorithm, phase=lambda round: heard(algorithm.phase(round)))
     federation = Federation(task, listening, Stacked(task, listening))
-    snapshot = federation.first()
+    snapshot = federation.initial_snapshot()
     for _ in range(rounds):
         sent.clear()
-        snapshot, _ = federation.play(snapshot)
+        snapshot, _ = federation.run_round(snapshot)
         who = [n for clients in sent for n in clients]  # in stacks of equal batches
         order = sorted(range(len(who)), key=who.__getitem__)
         yield Moments(*(torch.cat(xs)[order] for xs in zip(*sent.values(), strict=True)))

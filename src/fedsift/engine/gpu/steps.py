@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from fedsift.algorithms.method import Step
 from fedsift.engine.client import runs
 from fedsift.engine.fused import fused
-from fedsift.selection.cpu import has_kernels
+from fedsift.selection.backend import can_use_triton
 from fedsift.task import Loss, Task
 from fedsift.vector import Moments
 
@@ -46,7 +46,7 @@ class Work:
     @cached_property
     def network(self) -> Network | None:
         """The model for all clients at once, if its layers are known and there is a GPU."""
-        if not has_kernels(self.data) or self.task.layout.dtype != torch.float32:
+        if not can_use_triton(self.data) or self.task.layout.dtype != torch.float32:
             return None
         from fedsift.engine.gpu.network import Network, Unknown  # these need Triton
 
