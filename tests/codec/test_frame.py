@@ -440,7 +440,7 @@ def test_random_rounding_follows_its_generator():
     ids=["more than d", "markup", "too long", "escape codes"],
 )
 def test_inspecting_a_hostile_file_ends_in_one_line(frame, tmp_path, capsys):
-    from fedsift.cli.commands import main
+    from fedsift.cli.main import main
 
     file = tmp_path / "frame"
     file.write_bytes(frame)

@@ -13,7 +13,7 @@ from torch import nn
 
 import fedsift
 from fedsift import algorithms
-from fedsift.cli.commands import main
+from fedsift.cli.main import main
 from fedsift.data import deal, load, loss_of, sequence_cross_entropy, text
 from fedsift.engine import Forked, Reference, Stacked
 from fedsift.engine.processes import forked
@@ -218,7 +218,7 @@ def test_a_run_names_its_text_and_is_resumed_on_no_other(briefly, monkeypatch, c
     assert 0 <= summary["final_accuracy"] < 1
     config = briefly / "mine" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))
-    monkeypatch.setattr("fedsift.runs.folder.digest_of", lambda name: "another")
+    monkeypatch.setattr("fedsift.runs.checkpoint.digest_of", lambda name: "another")
     capsys.readouterr()
     assert main(["resume", "mine"]) == 2
     assert "another text of python-stdlib" in capsys.readouterr().err

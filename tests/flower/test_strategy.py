@@ -1,13 +1,16 @@
 """The strategy and the client, without processes: who is sent what, and what becomes of it."""
 
 import json
+import math
 import shutil
+import sys
 import time
 from dataclasses import replace
 
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from google.protobuf.message import DecodeError
 from inline import InlineGrid, InlineNode
 from safetensors.torch import load_file
 from torch import nn
@@ -23,7 +26,9 @@ from fedsift.errors import ConfigError, TooFewClients
 from fedsift.flower import FedSift, arrays_of, client_app, exchange
 from fedsift.flower.arrays import flat
 from fedsift.flower.client import deadline
+from fedsift.flower.deployment import METADATA_BYTES
 from fedsift.flower.protocol import Answer, Malformed, packed
+from fedsift.flower.pull import RECORD_BYTES, check_sizes
 from fedsift.flower.store import Kept, Store
 from fedsift.runs import federation_of
 from fedsift.runs.config import (
@@ -345,6 +350,96 @@ def test_losses_that_no_sum_can_hold_are_still_told(place):
     assert place.history()[0]["train_loss"] == pytest.approx(2 / CLIENTS * 1.7e308)
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_largest_losses_do_not_overflow_their_mean(place, sign):
+    """With three clients, rounding would take the sum of the thirds to infinity."""
+    most = sign * sys.float_info.max
+    assert math.isinf(sum(most / 3 for _ in range(3)))
+    grid = evil(place.grid(clients=3), lie(loss=most), nodes=(100, 101, 102))
+    start(place.strategy(clients=3), grid, 1)
+    assert place.history()[0]["train_loss"] == most
+
+
+def test_a_reply_to_another_message_is_a_problem_of_its_node_alone(place):
+    grid = place.grid()
+    honest = grid.answer
+
+    def answer(node, node_id, message):
+        reply = honest(node, node_id, message)
+        if node_id in (100, 101):
+            # Message 3 is the order of client 2, whose honest reply must still count.
+            others = {100: "f" * 64, 101: "3"}
+            reply.metadata.__dict__["_reply_to_message_id"] = others[node_id]
+        return reply
+
+    grid.answer = answer
+    start(place.strategy(), grid, 1)
+    record = place.history()[0]
+    said = "its reply names a message that it was not sent"
+    assert record["clients"] == CLIENTS - 2
+    assert [record["problems"][f"node {n}"] for n in (100, 101)] == [said] * 2
+    assert "2" not in record["problems"]
+
+
+def test_a_reply_that_flower_cannot_read_is_a_problem_of_its_node_alone(place, monkeypatch):
+    grid = place.grid()
+    pull = grid.pull_messages
+
+    def failing(ids):
+        if "1" in ids:
+            raise DecodeError("Wrong wire type")
+        return pull(ids)
+
+    monkeypatch.setattr(grid, "pull_messages", failing)
+    start(place.strategy(), grid, 1)
+    record = place.history()[0]
+    assert record["clients"] == CLIENTS - 1
+    assert record["problems"]["node 100"] == "its reply cannot be read (DecodeError)"
+
+
+def test_a_reply_that_nobody_waits_for_is_dropped(place):
+    strategy = place.strategy()
+    start(strategy, place.grid(), 1)
+    reply = strategy.exchange.orders.message(100)
+    assert strategy.exchange.read(reply) is None
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_honest_reply_is_within_the_bound(name, place):
+    few = {"local_steps": 2, "density": 0.1, "warmup_rounds": 2}
+    algorithm = METHODS[name](**{k: v for k, v in few.items() if k in settings_of(name)})
+    strategy = place.strategy(algorithm)
+    grid, sizes = place.grid(algorithm), []
+
+    def say(answer):
+        sizes.append(len(answer.frame))
+        return answer.records()
+
+    start(strategy, evil(grid, say, nodes=range(100, 100 + CLIENTS)), 3)
+    largest, header = max(sizes[-CLIENTS:]), 100
+    most = strategy.exchange.orders.max_reply_bytes - METADATA_BYTES
+    dense = 3 * 4 * strategy.layout.d
+    assert largest - header < most < 3 * dense
+
+
+def array_of(chunks, *children):
+    """An array's object that lists its chunks in this order."""
+    body = json.dumps({"arraychunk_ids": chunks}).encode()
+    return b"Array %s %d\0" % (",".join(children).encode(), len(body)) + body
+
+
+def test_what_decoding_would_take_is_bounded():
+    chunk = b"ArrayChunk  1000\0" + bytes(1000)
+    check_sizes({"a": chunk, "b": array_of([0, 0], "a")}, 3000)
+    with pytest.raises(Malformed, match="arrays are larger than 3000 bytes"):
+        check_sizes({"a": chunk, "b": array_of([0, 0, 0], "a")}, 3000)
+    with pytest.raises(Malformed, match="arrays are larger"):
+        check_sizes({"a": chunk, "b": array_of([0, 0], "a"), "c": array_of([-1], "a")}, 3000)
+    record = b"ConfigRecord  %d\0" % RECORD_BYTES + bytes(RECORD_BYTES)
+    with pytest.raises(Malformed, match="a record of more than"):
+        check_sizes({"a": record}, 1 << 40)
+
+
 def test_a_weight_that_no_batch_has_is_a_problem_of_its_client_alone(place):
     layout = Layout.of(make_model())
 
@@ -447,6 +542,7 @@ def test_a_client_s_file_survives_a_crash_and_shows_damage(tmp_path, monkeypatch
         patch.setattr("os.replace", die)
         with pytest.raises(KeyboardInterrupt):
             store.save(layout, Kept(Moments.start(torch.zeros(layout.d))))
+    assert store.file.stat().st_mode & 0o777 == 0o600
     kept = store.load(layout)
     assert_same_bits(kept.state, state)
     assert torch.equal(kept.memories[b"12345678"]["residual"], torch.ones(1, layout.d))

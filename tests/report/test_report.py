@@ -10,12 +10,12 @@ from html.parser import HTMLParser
 import pytest
 
 from chromium import chromium, find_chromium
-from fedsift.cli.commands import main
+from fedsift.cli.main import main
 from fedsift.errors import ConfigError
 from fedsift.report.charts import Block, View
 from fedsift.report.collect import Spread, find_runs, likely_target, order, read_run
 from fedsift.report.html import FIGURES, write_report
-from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go, summarize
+from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, run_summary, train_rounds
 
 METHODS = ("fedadam-ssm", "fedadam-top", "fedadam", "efficient-adam")
 SEEDS = (0, 1)
@@ -26,8 +26,8 @@ def trained(path, **values):
     """The folder of a small finished run."""
     config = RunConfig.from_values({"clients": 4, "rounds": ROUNDS, **values})
     folder, federation = RunFolder.create(path, config), federation_of(config)
-    history = list(go(folder, federation, begin(folder, federation), config.rounds))
-    folder.finish(summarize(config, federation, history))
+    history = list(train_rounds(folder, federation, restore_run(folder, federation), config.rounds))
+    folder.write_summary(run_summary(config, federation, history))
     return path
 
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedsift.cli.commands import main
+from fedsift.cli.main import main
 from fedsift.data import DATASETS
 from fedsift.models import MODELS
 from fedsift.reproduce.experiments import EXPERIMENTS, Experiment, read_pinned

@@ -14,11 +14,13 @@ from torch import nn
 
 import fedsift
 from fedsift import data, models
-from fedsift.cli.commands import main
+from fedsift.cli.main import main
+from fedsift.errors import ConfigError
 from fedsift.federation.round import Federation
 from fedsift.report.collect import read_run
-from fedsift.runs import RunConfig, RunFolder, begin, disk, federation_of, go
-from fedsift.errors import ConfigError
+from fedsift.runs import RunConfig, RunFolder, disk, federation_of, restore_run, train_rounds
+from fedsift.runs.checkpoint import load_checkpoint, save_checkpoint
+from fedsift.runs.records import rewind
 from fedsift.vector import Layout
 
 CONFIG = RunConfig.from_values({"algorithm": "efficient-adam", "clients": 4, "rounds": 5})
@@ -30,7 +32,7 @@ def original(tmp_path_factory):
     """A run that was interrupted after its third round."""
     run = RunFolder.create(tmp_path_factory.mktemp("runs") / "stopped", CONFIG)
     federation = federation_of(CONFIG)
-    records = go(run, federation, begin(run, federation), CONFIG.rounds)
+    records = train_rounds(run, federation, restore_run(run, federation), CONFIG.rounds)
     for _ in range(STOPPED_AFTER):
         next(records)
     with pytest.raises(KeyboardInterrupt):
@@ -57,7 +59,7 @@ def files_under(path):
 
 
 def test_an_untouched_checkpoint_loads_with_all_that_a_round_changes(original, federation):
-    snapshot = original.load(federation, "cpu").snapshot
+    snapshot = load_checkpoint(original, federation, "cpu").snapshot
     assert snapshot.round == STOPPED_AFTER
     assert set(snapshot.server_memory) == {"residual"}
     assert set(snapshot.client_memory) == {0, 1, 2, 3}
@@ -92,7 +94,7 @@ def save_anew(run, **metadata):
 def give_another_layout(run):
     mine = federation_of(CONFIG)
     other = replace(mine, task=replace(mine.task, layout=Layout.of(nn.Linear(2, 3))))
-    run.save(run.load(mine, "cpu"), other, CONFIG)
+    save_checkpoint(run, load_checkpoint(run, mine, "cpu"), other, CONFIG)
 
 
 def change_lines(change):
@@ -155,7 +157,7 @@ def test_a_digit_that_changes_no_number_is_noticed_too(stopped, federation):
     stopped.checkpoint_file.write_bytes(changed)
     assert float(number) == float(longer)
     with pytest.raises(ConfigError, match="it was altered"):
-        stopped.load(federation, "cpu")
+        load_checkpoint(stopped, federation, "cpu")
 
 
 @pytest.mark.parametrize("part", ["header", "tensors"])
@@ -171,7 +173,7 @@ def test_no_flipped_bit_goes_unnoticed(part, stopped, federation):
         changed[position] ^= 1 << draw.randrange(8)
         stopped.checkpoint_file.write_bytes(changed)
         try:
-            stopped.load(federation, "cpu")
+            load_checkpoint(stopped, federation, "cpu")
         except ConfigError:
             continue
         except Exception as problem:
@@ -226,36 +228,36 @@ def test_a_crash_while_a_checkpoint_is_written_leaves_the_last_one(
         raise KeyboardInterrupt
 
     before = stopped.checkpoint_file.read_bytes()
-    later = stopped.load(federation, "cpu")
+    later = load_checkpoint(stopped, federation, "cpu")
     monkeypatch.setattr(disk, "save_file", die_half_way)
     with pytest.raises(KeyboardInterrupt):
-        stopped.save(later, federation, CONFIG)
+        save_checkpoint(stopped, later, federation, CONFIG)
     assert stopped.checkpoint_file.read_bytes() == before
-    assert stopped.load(federation, "cpu").snapshot.round == STOPPED_AFTER
+    assert load_checkpoint(stopped, federation, "cpu").snapshot.round == STOPPED_AFTER
 
 
 def test_a_checkpoint_is_of_the_settings_that_trained_whatever_the_file_says_by_now(stopped):
     federation = federation_of(CONFIG)
-    rounds = go(stopped, federation, begin(stopped, federation), CONFIG.rounds)
+    rounds = train_rounds(stopped, federation, restore_run(stopped, federation), CONFIG.rounds)
     next(rounds)
     text = stopped.config_file.read_text()
     stopped.config_file.write_text(text.replace("lr = 0.001", "lr = 0.5"))
     assert stopped.config() != CONFIG
     rounds.close()  # saves
     with pytest.raises(ConfigError, match="was changed since"):
-        stopped.load(federation_of(stopped.config()), "cpu")
+        load_checkpoint(stopped, federation_of(stopped.config()), "cpu")
 
 
 def test_memories_of_a_run_with_other_settings_are_not_called_corrupt(tmp_path, monkeypatch):
     monkeypatch.setattr("fedsift.federation.round.LITTLE_FOR_ALL", 0)
     config = RunConfig.from_values({"algorithm": "sift", "clients": 3, "rounds": 2})
     run, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
-    list(go(run, federation, begin(run, federation), 2))
+    list(train_rounds(run, federation, restore_run(run, federation), 2))
     assert run.memory_file.exists()
     other = RunConfig.from_values({"algorithm": "efficient-adam", "clients": 3, "rounds": 2})
     run.config_file.write_text(other.toml())
     with pytest.raises(ConfigError, match="was changed since"):
-        run.load(federation_of(other), "cpu")
+        load_checkpoint(run, federation_of(other), "cpu")
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_what_could_not_be_written_leaves_nothing_behind(write, tmp_path, monkey
 
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    monkeypatch.setattr(disk, "to_disk", fill_up)
+    monkeypatch.setattr(disk, "flush_to_disk", fill_up)
     with pytest.raises(OSError, match="no space"):
         write(path)
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("file", b"old")]
@@ -281,17 +283,17 @@ def test_a_checkpoint_is_on_the_disk_before_it_replaces_the_last_one(
     stopped, federation, monkeypatch
 ):
     events, fsync, replace = [], os.fsync, os.replace
-    later = stopped.load(federation, "cpu")
+    later = load_checkpoint(stopped, federation, "cpu")
     monkeypatch.setattr(os, "fsync", lambda *a: (events.append("fsync"), fsync(*a)))
     monkeypatch.setattr(os, "replace", lambda *a: (events.append("replace"), replace(*a)))
-    stopped.save(later, federation, CONFIG)
+    save_checkpoint(stopped, later, federation, CONFIG)
     assert events[:4] == [*["fsync"] * 3, "replace"]  # uploads, metrics, checkpoint, its name
 
 
 def test_a_checkpoint_written_and_read_again_has_the_same_bits(stopped, federation, tmp_path):
-    first = stopped.load(federation, "cpu")
+    first = load_checkpoint(stopped, federation, "cpu")
     other = RunFolder.create(tmp_path / "other", CONFIG)
-    other.save(first, federation, CONFIG)
+    save_checkpoint(other, first, federation, CONFIG)
     assert other.checkpoint_file.read_bytes() == stopped.checkpoint_file.read_bytes()
 
 
@@ -300,12 +302,12 @@ def test_a_line_that_a_crash_cut_off_is_no_part_of_the_history(stopped):
     with stopped.metrics_file.open("a") as file:
         file.write('{"round": 4, "accu')
     assert stopped.history() == whole
-    assert stopped.rewind(STOPPED_AFTER) == whole
+    assert rewind(stopped, STOPPED_AFTER) == whole
     assert stopped.metrics_file.read_text().count("\n") == STOPPED_AFTER
 
 
 def test_rewinding_drops_the_rounds_after_the_checkpoint(stopped):
-    assert [r["round"] for r in stopped.rewind(2)] == [1, 2]
+    assert [r["round"] for r in rewind(stopped, 2)] == [1, 2]
     assert [r["round"] for r in stopped.history()] == [1, 2]
 
 
@@ -466,19 +468,19 @@ def test_a_model_that_is_there_already_is_not_replaced(tmp_path, capsys):
 def test_a_run_of_an_earlier_fedsift_is_called_so(tmp_path):
     config = RunConfig.from_values({"algorithm": "sift", "clients": 2, "rounds": 1})
     run, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
-    list(go(run, federation, begin(run, federation), 1))
+    list(train_rounds(run, federation, restore_run(run, federation), 1))
     lines = run.config_file.read_text().splitlines(keepends=True)
     run.config_file.write_text("".join(line for line in lines if not line.startswith("average")))
     with pytest.raises(ConfigError, match="an earlier fedsift, which had no average"):
-        run.load(federation, "cpu")
+        load_checkpoint(run, federation, "cpu")
 
 
 def test_a_run_that_goes_on_has_no_model_of_fewer_rounds(tmp_path):
     config = replace(CONFIG, rounds=1)
     folder, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
-    list(go(folder, federation, begin(folder, federation), 1))
+    list(train_rounds(folder, federation, restore_run(folder, federation), 1))
     assert folder.model_file.exists()
-    rounds = go(folder, federation, begin(folder, federation), 3)
+    rounds = train_rounds(folder, federation, restore_run(folder, federation), 3)
     next(rounds)
     assert not folder.model_file.exists()
     list(rounds)
@@ -535,8 +537,8 @@ def test_a_changed_setting_cannot_be_resumed_but_more_rounds_can(stopped, capsys
 
 
 def test_a_run_that_goes_on_has_no_summary_until_it_has_ended(stopped, federation):
-    stopped.finish({"final_accuracy": 0.1, "rounds": STOPPED_AFTER})
-    records = go(stopped, federation, begin(stopped, federation), CONFIG.rounds)
+    stopped.write_summary({"final_accuracy": 0.1, "rounds": STOPPED_AFTER})
+    records = train_rounds(stopped, federation, restore_run(stopped, federation), CONFIG.rounds)
     assert stopped.summary_file.exists()
     last = next(records)
     records.close()
@@ -549,7 +551,7 @@ def test_a_full_disk_ends_in_one_line(stopped, capsys, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(RunFolder, "append", full)
+    monkeypatch.setattr("fedsift.runs.run.append_round", full)
     assert main(["resume", str(stopped.path)]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert "No space left" in said

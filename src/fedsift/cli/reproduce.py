@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fedsift.cli.exit_codes import user_input
 from fedsift.cli.options import DataDir, path
 from fedsift.cli.reproduce_tables import is_selected, paper_table, traffic_table
-from fedsift.cli.terminal import err, user_input
+from fedsift.cli.terminal import err
 from fedsift.cli.terminal import out as console
-from fedsift.data.files import use_existing_data_folder
 from fedsift.reproduce.experiments import EXPERIMENTS, Experiment, split_names, task_names
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def reproduce(
         return
     start = time.monotonic()
     with user_input():
+        from fedsift.data.files import use_existing_data_folder
         from fedsift.reproduce.parallel import BatchOptions
         from fedsift.reproduce.plan import Selection, plan
 

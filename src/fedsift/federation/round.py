@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -241,7 +242,10 @@ class Inbox:
     def loss(self) -> float | None:
         """The mean of the losses that merged clients tell of, as far as they are numbers."""
         numbers = [loss for loss in self.losses if math.isfinite(loss)]
-        return sum(loss / len(numbers) for loss in numbers) if numbers else None
+        if not numbers:
+            return None
+        mean, most = sum(loss / len(numbers) for loss in numbers), sys.float_info.max
+        return min(max(mean, -most), most)  # rounding can take the largest losses to infinity
 
     @property
     def sent(self) -> int:

@@ -21,6 +21,8 @@ from fedsift.vector import Moments, raw_bytes
 
 GRACE_SECONDS = 30.0
 """How much longer than a round its orders live: else Flower answers for a client that is late."""
+METADATA_BYTES = 1 << 20
+"""Upper bound for everything in a reply but its frame: Flower's records, and a reason."""
 
 
 @dataclass
@@ -58,6 +60,13 @@ class Deployment(Federation):
         context = Context(self.task.layout, job.round, self.task.seed, (0,))
         parts, _ = job.phase.send(context, nothing, nothing, memory)
         return shape_of(Update(parts, (1.0,)))
+
+    def max_reply_bytes(self, job: Job) -> int:
+        """Upper bound for an honest reply: twice its values and mask uncompressed, and metadata."""
+        layout, shape = self.task.layout, self.expected_shape(job)
+        kept = ((layout.d if k is None else k) * len(roles) for roles, k, _ in shape)
+        mask = -(-layout.d // 8) * len(shape)
+        return 2 * (sum(kept) * layout.dtype.itemsize + mask) + METADATA_BYTES
 
     def memories(self, snapshot: Snapshot, cohort: tuple[int, ...]) -> dict[int, Memory]:
         """In place of each member's memory, the receipt of the upload that it dates from."""
@@ -102,6 +111,12 @@ class Orders:
     def state(self) -> bytes:
         """The hash of the state from which the round starts."""
         return state_hash(self.snapshot.state)
+
+    @property
+    def max_reply_bytes(self) -> int:
+        """The size above which a reply to these orders is refused."""
+        phase = self.federation.algorithm.phase(self.round)
+        return self.federation.max_reply_bytes(Job(self.round, phase, self.snapshot.state, (), {}))
 
     @cached_property
     def everything(self) -> bytes:

@@ -21,7 +21,7 @@ from fedsift.runs.config import (
 )
 from fedsift.runs.disk import replace_file
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.run import begin, federation_of, go, summarize
+from fedsift.runs.run import federation_of, restore_run, run_summary, train_rounds
 from fedsift.simulation import Record
 
 DIVERGED = "diverged.txt"
@@ -129,10 +129,10 @@ def train_run(run: PlannedRun, out: Path, on_record: OnRecord, stop_at_target: b
     federation = federation_of(run.config, cached_dataset(run.config.dataset, run.quick))
     folder = RunFolder.create_or_extend(out / run.path, run.config)
     with folder.locked():
-        start = begin(folder, federation)
+        start = restore_run(folder, federation)
         history = start.history
         try:
-            with closing(go(folder, federation, start, run.config.rounds)) as records:
+            with closing(train_rounds(folder, federation, start, run.config.rounds)) as records:
                 for record in records:
                     history.append(record)
                     on_record(record)
@@ -142,7 +142,7 @@ def train_run(run: PlannedRun, out: Path, on_record: OnRecord, stop_at_target: b
             replace_file(folder.path / DIVERGED, f"{problem}\n".encode())
         if history:
             trained = replace(run.config, rounds=len(history))
-            folder.finish(summarize(trained, federation, history))
+            folder.write_summary(run_summary(trained, federation, history))
         # These files can take gigabytes, and no table or figure needs them.
         for file in (folder.checkpoint_file, folder.memory_file, folder.model_file):
             file.unlink(missing_ok=True)
