@@ -21,7 +21,7 @@ from fedsift.data.files import use_existing_data_folder
 from fedsift.engine.processes.torchrun import joined, rank
 from fedsift.errors import ConfigError, Diverged, TooFewClients, WorkerDied
 from fedsift.federation.round import Federation
-from fedsift.report.collect import Shown, read_run
+from fedsift.report.collect import ReportedRun, read_run
 from fedsift.report.html import write_report
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
@@ -83,7 +83,7 @@ def train_and_report(folder: RunFolder, config: RunConfig, federation: Federatio
 
 def run_with_progress(
     folder: RunFolder, config: RunConfig, federation: Federation, resume_command: str = ""
-) -> Shown:
+) -> ReportedRun:
     """Train a run's remaining rounds with progress output, and write its summary.
 
     ``resume_command`` is shown after an interruption; by default it is ``fedsift resume``.
