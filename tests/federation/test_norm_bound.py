@@ -281,7 +281,10 @@ def test_a_run_from_before_the_bound_is_refused_in_one_line(tmp_path):
     lines = folder.config_file.read_text().splitlines(keepends=True)
     old = "".join(line for line in lines if not line.startswith("max_norm_ratio"))
     folder.config_file.write_text(old)
-    with pytest.raises(ConfigError, match=r"earlier fedsift, which had no max_norm_ratio: .*--out"):
+    with pytest.raises(
+        ConfigError,
+        match=r"older version of fedsift and lacks the setting `max_norm_ratio`; .*--out",
+    ):
         load_checkpoint(folder, federation_of(folder.config()), "cpu")
 
 
