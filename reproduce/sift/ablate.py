@@ -1,11 +1,10 @@
-"""Train sift's variants and its competitors on the paper's tasks, and tabulate what each took.
+"""Train sift's variants and competitors on the paper's tasks, and tabulate their traffic.
 
     python reproduce/sift/ablate.py --tasks cnn-fashion-mnist --settings iid,noniid --device cuda
 
-It needs only what fedsift itself needs to train: torch, numpy, safetensors, constriction, tomli-w.
-After each run the table OUT/ablation.csv is written anew, so a job that is killed loses one run at
-most: the same command goes on. Runs that are in the table, or in the one beside this file, are left
-out.
+It needs only the dependencies of training: torch, numpy, safetensors, constriction, tomli-w.
+The table OUT/ablation.csv is rewritten after each run, so a killed job loses at most one run, and
+the same command continues. Runs that are in that table, or in the committed one, are skipped.
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from variants import VARIANTS
 
-from fedsift.reproduce.pins import Pin, Planned, Wanted, plan, read
-from fedsift.reproduce.results import Outcome, outcome_of
-from fedsift.reproduce.runner import is_done
-from fedsift.reproduce.together import How, carried_out
+from fedsift.reproduce.experiments import Experiment, read_pinned
+from fedsift.reproduce.parallel import BatchOptions, execute_runs
+from fedsift.reproduce.plan import PlannedRun, Selection, plan
+from fedsift.reproduce.results import Outcome, read_outcome
+from fedsift.reproduce.runner import is_finished
 from fedsift.runs.compare import reached
 from fedsift.runs.disk import replace_file
 from fedsift.simulation import Record
@@ -46,7 +46,7 @@ Key = tuple[str, ...]
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Parse, and carry out every run that is not in the table."""
+    """Parse, and execute every run that is not in the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -54,87 +54,89 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--settings", default="iid,noniid", help="separated by commas")
     parser.add_argument("--variants", default="", help="separated by semicolons; all by default")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--rounds", type=int, help="of every run; as pinned by default")
+    parser.add_argument("--rounds", type=int, help="rounds of every run; as pinned by default")
     parser.add_argument("--quick", action="store_true", help="the tasks' small versions")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--out", type=Path, default=Path("runs/sift"))
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side on one device")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs to execute in parallel on one device"
+    )
     given = parser.parse_args(words)
     try:
-        how = How(given.out, jobs=given.jobs)
+        options = BatchOptions(given.out, jobs=given.jobs)
         runs = list(planned(given))
     except ValueError as problem:
         parser.error(str(problem))
-    ablate(runs, how)
+    ablate(runs, options)
 
 
-def planned(given: argparse.Namespace) -> Iterator[Planned]:
-    """Every run that is asked for, FedAdam's first: its best accuracy is the harder target."""
+def planned(given: argparse.Namespace) -> Iterator[PlannedRun]:
+    """Yield the selected runs, FedAdam's first: its best accuracy is the harder target."""
     names = given.variants.split(";") if given.variants else list(VARIANTS)
-    tasks = checked("task", given.tasks.split(","), read("tasks")["tasks"])
-    settings = checked("setting", given.settings.split(","), read("tasks")["settings"])
-    wanted = Wanted(
+    tasks = checked("task", given.tasks.split(","), read_pinned("tasks")["tasks"])
+    settings = checked("setting", given.settings.split(","), read_pinned("tasks")["settings"])
+    selection = Selection(
         seeds=given.seeds, rounds=given.rounds, quick=given.quick, device=given.device,
         precision=given.precision,
     )  # fmt: skip
     for task, setting in product(tasks, settings):
         for name in sorted(checked("variant", names, VARIANTS), key=list(VARIANTS).index):
             line = {"algorithm": "sift-variant", **VARIANTS[name]}
-            pin = Pin("sift", "sift", "curves", "mibit", (task,), (setting,), (line,))
-            for run in plan(pin, wanted):
+            experiment = Experiment("sift", "sift", "curves", "mibit", (task,), (setting,), (line,))
+            for run in plan(experiment, selection):
                 yield replace(run, label=name)
 
 
 def checked(what: str, names: Sequence[str], known: Iterable[str]) -> Sequence[str]:
-    """The names, or ValueError with those that are known."""
+    """Return the names, or raise ValueError if one is unknown."""
     for name in names:
         if name not in known:
-            raise ValueError(f"unknown {what} {name!r}; choose of: {'; '.join(known)}")
+            raise ValueError(f"unknown {what} {name!r}; choose from: {'; '.join(known)}")
     return names
 
 
-def ablate(runs: Sequence[Planned], how: How) -> None:
-    """Carry out what is not in the table, and write the table after each run."""
-    out = how.out
+def ablate(runs: Sequence[PlannedRun], options: BatchOptions) -> None:
+    """Execute the runs that are not in the table, and rewrite the table after each."""
+    out = options.out
     out.mkdir(parents=True, exist_ok=True)
     rows = {key_of(row): row for path in (HERE / TABLE, out / TABLE) for row in rows_in(path)}
     missing = [run for run in runs if not is_in(rows.get(key(run)), run)]
     failed = 0
-    for n, (run, end) in enumerate(carried_out(missing, how), 1):
-        failed += end.has_failed
-        print(f"{n}/{len(missing)} {run.path}: {end.words}", file=sys.stderr, flush=True)
-        for done in missing:  # all again, as FedAdam's best is the harder target of the others
-            if is_done(done, out):
-                rows[key(done)] = row_of(outcome_of(done, out), rows)
+    for n, (run, status) in enumerate(execute_runs(missing, options), 1):
+        failed += status.has_failed
+        print(f"{n}/{len(missing)} {run.path}: {status.text}", file=sys.stderr, flush=True)
+        for finished in missing:  # all of them: FedAdam's best is the harder target of the others
+            if is_finished(finished, out):
+                rows[key(finished)] = row_of(read_outcome(finished, out), rows)
         write(rows.values(), out / TABLE)
     print(out / TABLE)
     if failed:
-        sys.exit(f"{failed} of {len(missing)} runs failed; the same command tries them again")
+        sys.exit(f"{failed} of {len(missing)} runs failed; the same command retries them")
 
 
-def key(run: Planned) -> Key:
-    """What tells a run from the others."""
+def key(run: PlannedRun) -> Key:
+    """Return the values that identify a run."""
     config = run.config
     numbers = str(config.seed), str(config.clients), config.precision
     return run.task, run.setting, run.label, *numbers
 
 
 def key_of(row: Row) -> Key:
-    """The same, of a row."""
+    """Return the values that identify a row's run."""
     names = ("task", "setting", "variant", "seed", "clients", "precision")
     return tuple(row[name] for name in names)
 
 
-def is_in(row: Row | None, run: Planned) -> bool:
-    """Whether a row holds all of a run."""
+def is_in(row: Row | None, run: PlannedRun) -> bool:
+    """Return whether a row covers all rounds of a run."""
     return row is not None and (
         row["diverged"] == "True" or int(row["rounds"]) >= run.config.rounds
     )
 
 
 def row_of(outcome: Outcome, rows: dict[Key, Row]) -> Row:
-    """What a run came to."""
+    """Return a run's row."""
     run, history = outcome.run, outcome.history
     fedadam = rows.get(key(replace(run, label="fedadam")), {})
     own = max((float(r["accuracy"] or 0) for r in history), default=0.0)
@@ -163,13 +165,13 @@ def row_of(outcome: Outcome, rows: dict[Key, Row]) -> Row:
 
 
 def traffic(history: Sequence[Record], target: float, name: str) -> dict[str, Any]:
-    """The round that reached the target, and what had been sent by then."""
-    then = reached(history, target) or {}
-    return {f"{each}_to_{name}": then.get(each) for each in TRAFFIC}
+    """Return the round that reached the target, and the traffic up to it."""
+    record = reached(history, target) or {}
+    return {f"{key}_to_{name}": record.get(key) for key in TRAFFIC}
 
 
 def rows_in(path: Path) -> list[Row]:
-    """A table's rows; none if there is no table yet."""
+    """Return a table's rows; none if there is no table yet."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -177,7 +179,7 @@ def rows_in(path: Path) -> list[Row]:
 
 
 def write(rows: Any, path: Path) -> None:
-    """The whole table at once: whoever reads it never sees half of one."""
+    """Write the table atomically."""
     text = StringIO()
     writer = csv.DictWriter(text, HEADER, lineterminator="\n")
     writer.writeheader()

@@ -1,21 +1,22 @@
+import io
 import json
 import math
+from contextlib import redirect_stderr, redirect_stdout
+from types import SimpleNamespace
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from fedsift.advise import calibration
-from fedsift.cli import theory as cli
+from fedsift.cli.main import main
 from fedsift.theory.deviation import deviation_coefficients
-
-app = typer.Typer()
-app.command()(cli.bounds)
-app.command()(cli.advise)
 
 
 def run(*words):
-    return CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(list(words))
+    output = out.getvalue() + err.getvalue()
+    return SimpleNamespace(exit_code=code, output=output, stdout=out.getvalue())
 
 
 def test_bounds_prints_every_theorem():
@@ -51,7 +52,7 @@ def test_the_logarithm_of_zero_is_null():
 )  # fmt: skip
 def test_bad_constants_are_one_line(flag, value):
     done = run("bounds", flag, value)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert flag.removeprefix("--") in done.output
 
 
@@ -61,7 +62,7 @@ def test_bad_constants_are_one_line(flag, value):
 )
 def test_a_bound_that_overflows_is_refused_in_words(flag, value):
     done = run("bounds", flag, value)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "says nothing" in done.output
 
 
@@ -114,7 +115,7 @@ def test_advise_prints_advice_and_json(models, monkeypatch):
 )
 def test_bad_advice_options_are_one_line(words):
     done = run("advise", *words)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "Traceback" not in done.output
 
 
@@ -124,8 +125,7 @@ def test_bad_advice_options_are_one_line(words):
 )
 def test_extreme_constants_end_in_numbers_or_in_one_line(flag, value):
     done = run("bounds", flag, value)
-    assert done.exit_code == 0 or "Error" in done.output
-    assert done.exception is None or isinstance(done.exception, SystemExit)
+    assert done.exit_code == 0 or done.output.startswith("fedsift: ")
 
 
 @pytest.mark.parametrize(
@@ -134,5 +134,5 @@ def test_extreme_constants_end_in_numbers_or_in_one_line(flag, value):
 )
 def test_a_model_that_run_refuses_is_refused(function, phrase, models):
     done = run("advise", "--clients", "3", "--model", f"{models}:{function}")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert phrase in " ".join(done.output.split())

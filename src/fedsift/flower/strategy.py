@@ -31,10 +31,12 @@ from fedsift.flower.arrays import flat, named
 from fedsift.flower.deployment import Deployment, Node, Orders
 from fedsift.flower.exchange import Exchange, connected
 from fedsift.report.html import report_on
-from fedsift.runs.checkpoint import Checkpoint
+from fedsift.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.run import summarize
+from fedsift.runs.model import save_model
+from fedsift.runs.records import append_round, rewind
+from fedsift.runs.run import run_summary
 from fedsift.runs.uploads import Uploads
 from fedsift.simulation import run_rounds
 from fedsift.task import RemoteClients, Task
@@ -189,17 +191,17 @@ class FedSift(Strategy):
             self,
             share,
             min_clients=least,
-            on_upload=self.uploads.take,
+            on_upload=self.uploads.add,
             max_samples=self.max_samples,
             max_norm_ratio=self.max_norm_ratio,
         )
         self.saved_config = self.folder.config()
-        saved = self.folder.load(self.federation, "cpu")
+        saved = load_checkpoint(self.folder, self.federation, "cpu")
         if saved:
             log(INFO, "%s holds %s rounds: going on", self.path, saved.snapshot.round)
         checkpoint = saved or Checkpoint(self.federation.initial_snapshot_from(w), 0.0)
         self.snapshot, self.seconds = checkpoint.snapshot, checkpoint.seconds
-        self.history = self.folder.rewind(self.snapshot.round)
+        self.history = rewind(self.folder, self.snapshot.round)
         self.result.arrays = named(self.layout, self.federation.model_weights(self.snapshot))
         return self.result.arrays
 
@@ -222,9 +224,9 @@ class FedSift(Strategy):
         self.snapshot, record = next(rounds)
         self.seconds = float(record["seconds"])
         record["problems"] |= self.exchange.strangers()
-        self.folder.append(record, self.uploads.sum_up(server_round))
+        append_round(self.folder, record, self.uploads.finish_round(server_round))
         checkpoint = Checkpoint(self.snapshot, self.seconds)
-        self.folder.save(checkpoint, self.federation, self.saved_config)
+        save_checkpoint(self.folder, checkpoint, self.federation, self.saved_config)
         self.history.append(record)
         told = "" if record["accuracy"] is None else f", accuracy {record['accuracy']:.2%}"
         log(INFO, "\t└──> %s updates merged%s", record["clients"], told)
@@ -281,9 +283,9 @@ class FedSift(Strategy):
 
     def finish(self, config: RunConfig) -> None:
         """Write the model, the summary and the report."""
-        self.folder.save_model(self.federation, self.snapshot)
-        summary = summarize(config, self.federation, self.history)
-        self.folder.finish(summary)
+        save_model(self.folder, self.federation, self.snapshot)
+        summary = run_summary(config, self.federation, self.history)
+        self.folder.write_summary(summary)
         report_on([self.folder.path], self.folder.path / "report.html")
         log(INFO, "report: %s", (self.folder.path / "report.html").absolute())
 
