@@ -1,4 +1,4 @@
-"""The scripts behind the tables, on a task that takes seconds."""
+"""The scripts that write the tables, on a small task."""
 
 import sys
 from importlib import import_module
@@ -29,7 +29,7 @@ def scripts(monkeypatch):
     return import_module("tables"), masks, reality
 
 
-def test_a_run_replaces_the_rows_of_its_task_and_no_others(scripts, monkeypatch, tmp_path):
+def test_a_run_replaces_only_the_rows_of_its_task(scripts, monkeypatch, tmp_path):
     tables, masks, reality = scripts
     monkeypatch.setattr(sys, "argv", ["x", "--tasks", "digits-iid", "--out", str(tmp_path)])
     for script in (reality, masks):
