@@ -1,10 +1,11 @@
-"""Train sift's variants and competitors on the paper's tasks, and tabulate their traffic.
+"""Train the variants of sift and other methods on the paper's tasks, and tabulate their traffic.
 
     python reproduce/sift/ablate.py --tasks cnn-fashion-mnist --settings iid,noniid --device cuda
 
-It needs only the dependencies of training: torch, numpy, safetensors, constriction, tomli-w.
-The table OUT/ablation.csv is rewritten after each run, so a killed job loses at most one run, and
-the same command continues. Runs that are in that table, or in the committed one, are skipped.
+It needs only fedsift's core dependencies: torch, numpy, safetensors, constriction, tomli-w. The
+table OUT/ablation.csv is rewritten after each run. A job that is killed loses at most one run, and
+the same command continues it. Runs that are in that table or in the one next to this file are
+skipped.
 """
 
 from __future__ import annotations
@@ -46,39 +47,37 @@ Key = tuple[str, ...]
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Parse, and execute every run that is not in the table."""
+    """Parse the arguments and execute all runs that are not in the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tasks", default="cnn-fashion-mnist", help="separated by commas")
     parser.add_argument("--settings", default="iid,noniid", help="separated by commas")
-    parser.add_argument("--variants", default="", help="separated by semicolons; all by default")
+    parser.add_argument("--variants", default="", help="separated by semicolons; default: all")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--rounds", type=int, help="rounds of every run; as pinned by default")
-    parser.add_argument("--quick", action="store_true", help="the tasks' small versions")
+    parser.add_argument("--rounds", type=int, help="rounds per run; default: those of the task")
+    parser.add_argument("--quick", action="store_true", help="run small versions of the tasks")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--out", type=Path, default=Path("runs/sift"))
-    parser.add_argument(
-        "--jobs", type=int, default=1, help="runs to execute in parallel on one device"
-    )
-    given = parser.parse_args(words)
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs on one device")
+    arguments = parser.parse_args(words)
     try:
-        options = BatchOptions(given.out, jobs=given.jobs)
-        runs = list(planned(given))
+        options = BatchOptions(arguments.out, jobs=arguments.jobs)
+        runs = list(planned_runs(arguments))
     except ValueError as problem:
         parser.error(str(problem))
     ablate(runs, options)
 
 
-def planned(given: argparse.Namespace) -> Iterator[PlannedRun]:
-    """Yield the selected runs, FedAdam's first: its best accuracy is the harder target."""
-    names = given.variants.split(";") if given.variants else list(VARIANTS)
-    tasks = checked("task", given.tasks.split(","), read_pinned("tasks")["tasks"])
-    settings = checked("setting", given.settings.split(","), read_pinned("tasks")["settings"])
+def planned_runs(arguments: argparse.Namespace) -> Iterator[PlannedRun]:
+    """Yield the selected runs, FedAdam first, as its best accuracy is the harder target."""
+    names = arguments.variants.split(";") if arguments.variants else list(VARIANTS)
+    tasks = checked("task", arguments.tasks.split(","), read_pinned("tasks")["tasks"])
+    settings = checked("setting", arguments.settings.split(","), read_pinned("tasks")["settings"])
     selection = Selection(
-        seeds=given.seeds, rounds=given.rounds, quick=given.quick, device=given.device,
-        precision=given.precision,
+        seeds=arguments.seeds, rounds=arguments.rounds, quick=arguments.quick,
+        device=arguments.device, precision=arguments.precision,
     )  # fmt: skip
     for task, setting in product(tasks, settings):
         for name in sorted(checked("variant", names, VARIANTS), key=list(VARIANTS).index):
@@ -89,7 +88,7 @@ def planned(given: argparse.Namespace) -> Iterator[PlannedRun]:
 
 
 def checked(what: str, names: Sequence[str], known: Iterable[str]) -> Sequence[str]:
-    """Return the names, or raise ValueError if one is unknown."""
+    """Return the names; raise ValueError if one is unknown."""
     for name in names:
         if name not in known:
             raise ValueError(f"unknown {what} {name!r}; choose from: {'; '.join(known)}")
@@ -97,7 +96,7 @@ def checked(what: str, names: Sequence[str], known: Iterable[str]) -> Sequence[s
 
 
 def ablate(runs: Sequence[PlannedRun], options: BatchOptions) -> None:
-    """Execute the runs that are not in the table, and rewrite the table after each."""
+    """Execute the runs that are not in the table, and write the table after each run."""
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
     rows = {key_of(row): row for path in (HERE / TABLE, out / TABLE) for row in rows_in(path)}
@@ -106,9 +105,9 @@ def ablate(runs: Sequence[PlannedRun], options: BatchOptions) -> None:
     for n, (run, status) in enumerate(execute_runs(missing, options), 1):
         failed += status.has_failed
         print(f"{n}/{len(missing)} {run.path}: {status.text}", file=sys.stderr, flush=True)
-        for finished in missing:  # all of them: FedAdam's best is the harder target of the others
-            if is_finished(finished, out):
-                rows[key(finished)] = row_of(read_outcome(finished, out), rows)
+        for done in missing:  # all rows again, as FedAdam's best sets the harder target
+            if is_finished(done, out):
+                rows[key(done)] = row_of(read_outcome(done, out), rows)
         write(rows.values(), out / TABLE)
     print(out / TABLE)
     if failed:
@@ -116,31 +115,31 @@ def ablate(runs: Sequence[PlannedRun], options: BatchOptions) -> None:
 
 
 def key(run: PlannedRun) -> Key:
-    """Return the values that identify a run."""
+    """The key that identifies a run."""
     config = run.config
     numbers = str(config.seed), str(config.clients), config.precision
     return run.task, run.setting, run.label, *numbers
 
 
 def key_of(row: Row) -> Key:
-    """Return the values that identify a row's run."""
+    """The key of the run in a row."""
     names = ("task", "setting", "variant", "seed", "clients", "precision")
     return tuple(row[name] for name in names)
 
 
 def is_in(row: Row | None, run: PlannedRun) -> bool:
-    """Return whether a row covers all rounds of a run."""
+    """Whether a row has the result of the complete run."""
     return row is not None and (
         row["diverged"] == "True" or int(row["rounds"]) >= run.config.rounds
     )
 
 
 def row_of(outcome: Outcome, rows: dict[Key, Row]) -> Row:
-    """Return a run's row."""
+    """The row with the result of a run."""
     run, history = outcome.run, outcome.history
     fedadam = rows.get(key(replace(run, label="fedadam")), {})
-    own = max((float(r["accuracy"] or 0) for r in history), default=0.0)
-    harder = own if run.label == "fedadam" else float(fedadam.get("best_accuracy") or "nan")
+    best = max((float(r["accuracy"] or 0) for r in history), default=0.0)
+    harder = best if run.label == "fedadam" else float(fedadam.get("best_accuracy") or "nan")
     last: Record = history[-1] if history else {}
     cells: dict[str, Any] = {
         "task": run.task,
@@ -150,7 +149,7 @@ def row_of(outcome: Outcome, rows: dict[Key, Row]) -> Row:
         "clients": run.config.clients,
         "rounds": len(history),
         "final_accuracy": last.get("accuracy"),
-        "best_accuracy": own,
+        "best_accuracy": best,
         "uplink_bytes": last.get("uplink_bytes"),
         "downlink_bytes": last.get("downlink_bytes"),
         "target": run.target,
@@ -165,13 +164,13 @@ def row_of(outcome: Outcome, rows: dict[Key, Row]) -> Row:
 
 
 def traffic(history: Sequence[Record], target: float, name: str) -> dict[str, Any]:
-    """Return the round that reached the target, and the traffic up to it."""
+    """The round that reached the target, and the traffic up to it."""
     record = reached(history, target) or {}
-    return {f"{key}_to_{name}": record.get(key) for key in TRAFFIC}
+    return {f"{column}_to_{name}": record.get(column) for column in TRAFFIC}
 
 
 def rows_in(path: Path) -> list[Row]:
-    """Return a table's rows; none if there is no table yet."""
+    """The rows of a table; none if it does not exist."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -179,7 +178,7 @@ def rows_in(path: Path) -> list[Row]:
 
 
 def write(rows: Any, path: Path) -> None:
-    """Write the table atomically."""
+    """Replace the whole table atomically."""
     text = StringIO()
     writer = csv.DictWriter(text, HEADER, lineterminator="\n")
     writer.writeheader()

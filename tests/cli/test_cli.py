@@ -258,7 +258,7 @@ def test_rejected_updates_are_told_and_a_round_without_any_other_is_warned_of(
     def refuse(*_):
         raise FrameError("not in order")
 
-    monkeypatch.setattr(Inbox, "_carry", refuse)
+    monkeypatch.setattr(Inbox, "_receive", refuse)
     assert main(["run", *QUICK, "--out", "out"]) == 0
     said = capsys.readouterr()
     assert [(r["clients"], r["rejected"]) for r in metrics_of(here / "out")] == [(0, 4)] * 3
