@@ -1,4 +1,4 @@
-"""Write the tables of docs/explanation/sift.md: `python reproduce/sift/page.py` (at once)."""
+"""Write the tables of docs/explanation/sift.md: `python reproduce/sift/page.py`."""
 
 from __future__ import annotations
 
@@ -32,74 +32,74 @@ SETTINGS = {
 UNITS = {"kB": 1e3, "MB": 1e6}
 NONE_YET = "There are no figures yet."
 Row = dict[str, str]
-Told = dict[str, Any]
+Line = dict[str, Any]
 
 
-def compared() -> list[Told]:
-    """The committed comparison with other methods; empty if there is none."""
-    found: list[Told] = json.loads(COMPARED.read_text("utf-8")) if COMPARED.exists() else []
+def compared() -> list[Line]:
+    """Return the committed comparison with other methods; empty if there is none."""
+    found: list[Line] = json.loads(COMPARED.read_text("utf-8")) if COMPARED.exists() else []
     return found
 
 
 def rows() -> list[Row]:
-    """The committed ablation; empty if there is none."""
+    """Return the committed ablation; empty if there is none."""
     if not TABLE.exists():
         return []
     with TABLE.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def comparison(found: Sequence[Told]) -> Iterator[str]:
-    """For each task and setting: a heading, a table of the methods, and where it was made."""
-    groups: dict[tuple[str, str], list[Told]] = {}
-    for told in found:
-        groups.setdefault((told["task"], told["setting"]), []).append(told)
+def comparison(found: Sequence[Line]) -> Iterator[str]:
+    """Yield a heading, a table of the methods and their environments for each task and setting."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in found:
+        groups.setdefault((line["task"], line["setting"]), []).append(line)
     for (task, setting), own in groups.items():
         yield f"### {name_of(task, setting)}"
         target, harder = (percent(own[0][goal]["accuracy"]) for goal in ("target", "harder"))
-        unit = unit_of(1e6 * (told["target"]["up"] or {}).get("mean", math.inf) for told in own)
+        unit = unit_of(1e6 * (line["target"]["up"] or {}).get("mean", math.inf) for line in own)
         yield (
             f"To {target}, in {unit} a client, and up to {harder}, the best that FedAdam came to. "
             f"The first model is not counted: its {amount(1e6 * own[0]['first_model'], unit)} "
             f"{unit} come down with every method."
         )
         yield markdown(methods(own, unit))
-        yield "; ".join(made_by(own)) + "."
+        yield "; ".join(environments_of(own)) + "."
 
 
-def methods(own: Sequence[Told], unit: str) -> Iterator[tuple[str, ...]]:
-    """A line a method, its seeds as one."""
+def methods(own: Sequence[Line], unit: str) -> Iterator[tuple[str, ...]]:
+    """Yield a row per method, with the mean over its seeds."""
     yield (
         "method", "rounds", "up", "down", "up: times fewer", "both: times fewer",
         "up to FedAdam's best", "best accuracy", "final accuracy",
     )  # fmt: skip
-    for told in own:
-        target, harder = told["target"], told["harder"]
+    for line in own:
+        target, harder = line["target"], line["harder"]
         rounds = (target["round"] or {}).get("mean")
         up, down, further = (
             amount(cost and 1e6 * cost["mean"], unit)
             for cost in (target["up"], target["down"], harder["up"])
         )
         yield (
-            f"`{told['method']}`", whole(rounds), up, down, times(target["ratio_up"]),
+            f"`{line['method']}`", whole(rounds), up, down, times(target["ratio_up"]),
             times(target["ratio_both"]), further,
-            percent(told["best_accuracy"]["mean"]), percent(told["final_accuracy"]["mean"]),
+            percent(line["best_accuracy"]["mean"]), percent(line["final_accuracy"]["mean"]),
         )  # fmt: skip
 
 
-def made_by(own: Sequence[Told]) -> Iterator[str]:
-    """Where the lines of a table come from, those from one place together."""
+def environments_of(own: Sequence[Line]) -> Iterator[str]:
+    """Yield the environments of a table's rows, each with the methods that it has."""
     groups: dict[str, list[str]] = {}
-    for told in own:
-        seeds = [{"seed": seed} for seed in told["seeds"]]
-        place = made([each | seed for each in told["environment"] for seed in seeds])
-        groups.setdefault(place, []).append(f"`{told['method']}`")
+    for line in own:
+        seeds = [{"seed": seed} for seed in line["seeds"]]
+        place = origin([each | seed for each in line["environment"] for seed in seeds])
+        groups.setdefault(place, []).append(f"`{line['method']}`")
     for place, names in groups.items():
         yield f"{', '.join(names)}: {place}"
 
 
 def ablation(found: Sequence[Row]) -> Iterator[str]:
-    """For each task and setting: a heading, a table of the variants, and where it was made."""
+    """Yield a heading, a table of the variants and their environments for each task and setting."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in found:
         groups.setdefault((row["task"], row["setting"]), []).append(row)
@@ -113,11 +113,11 @@ def ablation(found: Sequence[Row]) -> Iterator[str]:
         )
         yield markdown(variants(own, unit))
         clients = "/".join(sorted({row["clients"] for row in own}))
-        yield f"{clients} clients; {made(own)}."
+        yield f"{clients} clients; {origin(own)}."
 
 
 def variants(own: Sequence[Row], unit: str) -> Iterator[tuple[str, ...]]:
-    """A line a variant, its seeds as one."""
+    """Yield a row per variant, with the mean over its seeds."""
     yield (
         "variant", "seeds", "up to target", "down to target", "up to harder", "down to harder",
         "best accuracy", "final accuracy",
@@ -133,13 +133,13 @@ def variants(own: Sequence[Row], unit: str) -> Iterator[tuple[str, ...]]:
 
 
 def name_of(task: str, setting: str) -> str:
-    """What a reader calls them."""
+    """Return the heading of a task and setting."""
     name = "by document" if (task, setting) == ("char-lm", "noniid") else SETTINGS[setting]
     return f"{TASKS[task]}, {name}"
 
 
 def mean(own: Sequence[Row], key: str) -> float | None:
-    """The mean over the rows; None unless each has a figure.
+    """Return the mean over the rows; None unless all have a value.
 
     >>> mean([{"x": "1"}, {"x": "3"}], "x"), mean([{"x": "1"}, {"x": ""}], "x")
     (2.0, None)
@@ -149,7 +149,7 @@ def mean(own: Sequence[Row], key: str) -> float | None:
 
 
 def unit_of(sent: Iterable[float]) -> str:
-    """The unit in which the least of the bytes is a number of a few digits.
+    """Return the unit in which the smallest amount has a few digits.
 
     >>> unit_of([5_200.0, 1_223_300.0]), unit_of([5_232_600.0])
     ('kB', 'MB')
@@ -158,7 +158,7 @@ def unit_of(sent: Iterable[float]) -> str:
 
 
 def amount(x: float | None, unit: str) -> str:
-    """Bytes in a unit; a dash where some seed did not get there.
+    """Format bytes in a unit; a dash if a seed did not reach the target.
 
     >>> amount(1_223_300.0, "kB"), amount(None, "kB")
     ('1 223.3', '–')
@@ -167,7 +167,7 @@ def amount(x: float | None, unit: str) -> str:
 
 
 def times(x: float | None) -> str:
-    """A ratio in three digits; a dash where there is none.
+    """Format a ratio with three digits; a dash if there is none.
 
     >>> times(38.04), times(0.05711), times(None)
     ('38', '0.0571', '–')
@@ -176,25 +176,25 @@ def times(x: float | None) -> str:
 
 
 def whole(x: float | None) -> str:
-    """A mean of rounds."""
+    """Format a mean number of rounds."""
     return "–" if x is None else f"{x:.0f}"
 
 
 def percent(x: float | None) -> str:
-    """In percent."""
+    """Format a share in percent."""
     return "–" if x is None else f"{100 * x:.2f} %"
 
 
 def markdown(body: Iterator[tuple[str, ...]]) -> str:
-    """A table."""
+    """Return a Markdown table."""
     head, *rest = body
     ruled = [head, ("---", *("--:",) * (len(head) - 1)), *rest]
-    return "\n".join("| " + " | ".join(line) + " |" for line in ruled)
+    return "\n".join("| " + " | ".join(row) + " |" for row in ruled)
 
 
-def made(places: Sequence[dict[str, Any]]) -> str:
-    """Where a table's figures come from."""
-    commits: dict[str, dict[str, None]] = {}  # by device; a dict keeps their order
+def origin(places: Sequence[dict[str, Any]]) -> str:
+    """Return the seeds, devices and commits of a table's numbers."""
+    commits: dict[str, dict[str, None]] = {}  # by device, in order
     for each in places:
         commits.setdefault(f"{each['device']}, {each['precision']}", {})[each["commit"]] = None
     found = (f"{device}, {listed('commit', own)}" for device, own in commits.items())
@@ -203,7 +203,7 @@ def made(places: Sequence[dict[str, Any]]) -> str:
 
 
 def listed(what: str, names: Collection[str]) -> str:
-    """One or several of something.
+    """Format one or several names with their noun.
 
     >>> listed("seed", ["0"]), listed("seed", ["0", "1"])
     ('seed 0', 'seeds 0, 1')
@@ -211,14 +211,14 @@ def listed(what: str, names: Collection[str]) -> str:
     return f"{what}{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
-def filled(page: str, found: Sequence[Told], ablated: Sequence[Row]) -> str:
-    """The page with its tables between the marks."""
+def filled(page: str, found: Sequence[Line], ablated: Sequence[Row]) -> str:
+    """Return the page with its tables between the marks."""
     page = between(page, "comparison", comparison(found))
     return between(page, "ablation", ablation(ablated))
 
 
 def between(page: str, mark: str, pieces: Iterator[str]) -> str:
-    """The page with the pieces between the marks, or with a word that there are none."""
+    """Return the page with the pieces between the marks, or a note that there are none."""
     first, last = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
     before, _, rest = page.partition(first)
     _, _, after = rest.partition(last)

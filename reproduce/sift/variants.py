@@ -1,9 +1,9 @@
-"""One general method with a switch for every ingredient that sift has, or might have had.
+"""One general method with a switch for every ingredient of sift, including rejected ones.
 
-With its defaults it is sift, bit for bit; tests/test_sift_variants.py holds it to that. The method
-that ships stays simple, and what was left out of it can be measured here. Every client is expected
-in every round. A common mask is counted as if it had to be sent, and the mean over the senders
-costs a bit a coordinate that says only that it was sent: both could be spared.
+With its defaults it equals sift bit for bit, which tests/reproduce/test_sift_variants.py checks.
+The shipped method stays simple, and ingredients that it lacks can be measured here. Every client
+takes part in every round. A common mask is counted as if it were sent, and the mean over the
+senders costs one bit per coordinate that says only that it was sent; both could be avoided.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from fedsift.selection.masks import num_kept, top_k, top_k_per_layer
 from fedsift.vector import Moments
 
 WARMER = 5
-"""How many times denser a warm-up begins."""
+"""Factor by which a warm-up starts denser."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "fedadam": {"algorithm": "fedadam"},
@@ -110,7 +110,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "0.5 %, residual fades by 0.98": {"density": 0.005, "decay": 0.98},
     "2 %, V every 5th round": {"density": 0.02, "v_every": 5},
 }
-"""Every variant by name, as what it changes in sift; those with an algorithm are other methods."""
+"""Every variant by name, as its changes to sift; one with an algorithm is another method."""
 
 
 @method("sift-variant")
@@ -143,17 +143,17 @@ def sift_variant(
 ) -> Algorithm:
     """Sift with any of its ingredients changed.
 
-    ``decay``: 0 is no residual, 1 one that never fades. ``against``: what is compressed is the
-    difference to so much of the last global update. ``w_bits``: 1 is signs. ``m_bits``: 0 is M not
-    sent. ``v_every``: V in every n-th round, 0 is never; ``v_means``: V as the means of blocks;
-    ``counted``: V's steps are as large as the number of earlier ones makes right. ``per_layer``:
-    one density for every layer. ``warm_rounds``: the density begins high and falls. ``senders``:
-    the mean over those who sent a coordinate. ``common``: one mask for all, half of it from the
-    last global update. ``keep_down``: the server keeps what it did not send; ``down_density`` 1
-    sends the mean as it is. ``whole_steps``: lr makes up for M's start at 0.
-    ``momentum`` is the server's; with ``nesterov`` it looks a step ahead. ``clip``: the most that a
-    gradient's norm may be, 0 is anything; it rises in the first ``warmup_rounds``.
-    ``average``: the share of all rounds over which W's average, the model, reaches back.
+    ``decay``: 0 means no residual, 1 a residual that never fades. ``against``: compress the
+    difference to this multiple of the last global update. ``w_bits``: 1 means signs. ``m_bits``: 0
+    means that M is not sent. ``v_every``: send V every n-th round, 0 means never; ``v_means``: send
+    the means of blocks of V; ``counted``: correct V's steps for the number of earlier ones.
+    ``per_layer``: the same density in every layer. ``warm_rounds``: the density starts high and
+    falls. ``senders``: average over the clients that sent a coordinate. ``common``: one mask for
+    all clients, half of it from the last global update. ``keep_down``: the server keeps what it
+    did not send; ``down_density`` 1 sends the mean unchanged. ``whole_steps``: scale lr to
+    compensate for M's start at 0. ``momentum`` is the server's, Nesterov's with ``nesterov``.
+    ``clip``: the bound of a gradient's norm, 0 means none; it rises in the first
+    ``warmup_rounds``. ``average``: the share of all rounds over which W is averaged.
     """
     given = dict(locals())
     whole = lr / strength(beta1, local_steps) if whole_steps and not m_bits else lr
@@ -164,7 +164,7 @@ def sift_variant(
         step = partial(clipped_adam_step, clip=bound, lr=whole, beta1=beta1, beta2=beta2, eps=eps)
         return Rule(step, **settings)
 
-    rule_with(clip)  # refuses settings that do not go together
+    rule_with(clip)  # refuses settings that conflict
     return Algorithm(
         lambda round: rule_with(bound_in(round, clip or math.inf, warmup_rounds)).phase(round),
         client_memory=("residual", "start") if against or common else ("residual",),
@@ -175,7 +175,7 @@ def sift_variant(
 
 @dataclass(frozen=True)
 class Rule:
-    """The functions of a round, all of which look at the switches."""
+    """The functions of a round, with all switches."""
 
     step: Step
     density: float
@@ -200,25 +200,25 @@ class Rule:
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.m_bits, self.against, self.counted))) > 1:
-            raise ValueError("m-bits, against and counted all need the place of the global M")
+            raise ValueError("m-bits, against and counted all use the global M: choose one")
         if (self.m_bits and self.senders) or (self.v_means and self.v_every != 1):
-            raise ValueError("m-bits and senders, v-means and v-every do not go together")
+            raise ValueError("m-bits conflicts with senders, and v-means with v-every")
 
     def phase(self, round: int) -> Phase:
-        """The round's phase; the local step is the same object in all of them."""
+        """Return the round's phase; all phases share the local step."""
         bits = partial(self.paper_bits, round)
         return Phase(
             self.local_steps, self.step, self.send, bits, self.begin, self.broadcast, self.apply
         )
 
     def begin(self, state: Moments, memory: Memory) -> Moments:
-        """From the global W and V; from M only if it is sent."""
+        """Start from the global W and V, and from M only if it is sent."""
         return state if self.m_bits else state._replace(m=torch.zeros_like(state.m))
 
     def send(
         self, context: Context, start: Moments, end: Moments, memory: Memory
     ) -> tuple[Parts, Memory]:
-        """The largest of what is wanted, in few bits, and V and M beside it."""
+        """Send the largest coordinates of the update with V and M, quantized."""
         delta = end - start
         wanted = delta.w + self.decay * memory["residual"]
         kept_now: dict[str, Tensor] = {}
@@ -235,7 +235,7 @@ class Rule:
         return parts, {"residual": left["w"], **kept_now}
 
     def broadcast(self, context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
-        """The same for the mean; the server keeps what it did not send."""
+        """Send the largest coordinates of the mean; keep the rest as the server's residual."""
         mean = self.over_senders(mean)
         velocity = self.momentum * memory["velocity"] + mean.w
         way = self.momentum * velocity + mean.w if self.nesterov else velocity
@@ -256,12 +256,12 @@ class Rule:
         return parts, {**after, "velocity": velocity, **lagging}
 
     def lagging(self, context: Context, memory: Memory, sent: Tensor) -> Memory:
-        """W's step, and how far its average is behind."""
+        """Return W's step, and the lag of its average."""
         step = self.against * memory["step"] + sent
         return {"step": step, "lag": lag_after(context.round, self.average, memory["lag"], step)}
 
     def apply(self, state: Moments, received: Moments) -> Moments:
-        """The sum; the place of M may hold the last update, or how many each V has had."""
+        """Add the update; M may hold the last update, or the number of V's updates."""
         if self.v_means:
             received = received._replace(v=spread(received.v))
         if self.against:
@@ -274,14 +274,14 @@ class Rule:
         return state.plus(received)
 
     def over_senders(self, mean: Moments) -> Moments:
-        """The mean over those who sent a coordinate, whose share came in the place of M."""
+        """Return the mean over the senders of each coordinate; M holds their share."""
         if not self.senders:
             return mean
         share = mean.m.masked_fill(mean.m == 0, 1)
         return Moments(mean.w / share, torch.zeros_like(share), mean.v / share)
 
     def mask(self, context: Context, wanted: Tensor, last: Tensor) -> tuple[Tensor, int]:
-        """Which coordinates a client sends, and how many they are."""
+        """Return the mask of a client's coordinates, and their number."""
         density = self.density_in(context.round)
         k = num_kept(density, context.d)
         if self.common:
@@ -294,28 +294,28 @@ class Rule:
         return top_k(wanted, k), k
 
     def density_in(self, round: int) -> float:
-        """The density of a round: in a warm-up it falls in equal steps."""
+        """Return the density of a round; in a warm-up it falls in equal steps."""
         if not self.warm_rounds:
             return self.density
         warmth = max(0.0, 1 - (round - 1) / self.warm_rounds)
         return min(1.0, self.density * (1 + (WARMER - 1) * warmth))
 
     def sends_v(self, round: int) -> bool:
-        """Whether V travels coordinate by coordinate in this round."""
+        """Return whether V is sent coordinate by coordinate in this round."""
         due = self.v_every and (round - 1) % self.v_every == 0
         return bool(due) and not self.v_means
 
     def coded(
         self, round: int, x: Moments, mask: Tensor, k: int, down: bool = False
     ) -> tuple[Parts, Mapping[str, Tensor]]:
-        """The masked coordinates in few bits, and what is left of W and V."""
+        """Return the quantized masked coordinates, and the residuals of W and V."""
         coders = self.coders(round, x.w.dtype.itemsize > 4, down)
         values = {role: t for role, t in zip(("w", "m", "v"), x, strict=True) if role in coders}
         (part,) = sparse(values, mask, coders, k=k)
         return (part,), {role: residual_after(values[role], part, role) for role in part.values}
 
     def coders(self, round: int, wide: bool, down: bool) -> dict[Role, ValueCoder]:
-        """How each role's values are written."""
+        """Return the coder of each role's values."""
         of_w = Linear(self.w_bits, wide=wide) if self.w_bits > 1 else Sign(wide=wide)
         found: dict[Role, ValueCoder] = {"w": of_w}
         if self.m_bits:
@@ -327,19 +327,19 @@ class Rule:
         return found
 
     def paper_bits(self, round: int, d: int) -> float:
-        """Bits a client sends in a round."""
+        """Return the bits that a client sends in a round."""
         each = self.w_bits + self.m_bits + self.senders + V_BITS * self.sends_v(round)
         means = math.ceil(d / BLOCK) * Q if self.v_means else 0
         return num_kept(self.density_in(round), d) * (each + math.log2(d)) + means
 
 
 def strength(beta1: float, steps: int) -> float:
-    """How strong M is on the mean of a round's steps if it begins at 0, of 1 in the long run."""
+    """Return M's mean weight over a round's steps if it starts at 0; it tends to 1."""
     return sum(1 - beta1**step for step in range(1, steps + 1)) / steps
 
 
 def common_mask(context: Context, last: Tensor, k: int) -> Tensor:
-    """Half the coordinates where the last global update was largest, half at random."""
+    """Return half the coordinates from the largest of the last global update, half at random."""
     scores = torch.from_numpy(stream(context.seed, "common mask", context.round).random(context.d))
     largest = top_k(last[:1], max(1, k // 2)) & (last[:1] != 0)
     chosen = top_k(scores.to(last).masked_fill(largest[0], 2.0)[None], k)
