@@ -588,7 +588,7 @@ class Block:
             raise ModuleNotFoundError(name + " is not here", name=name)
 
 sys.meta_path.insert(0, Block())
-from fedsift.cli.front import main
+from fedsift.cli.main import main
 sys.exit(main({words!r}))
 """
 
