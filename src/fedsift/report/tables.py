@@ -69,10 +69,9 @@ def fewer_than_dense(run: ReportedRun) -> float | None:
 OVERALL: dict[str, Callable[[ReportedRun], float | None]] = {
     "best, %": percent_of("best_accuracy"),
     "final, %": percent_of("final_accuracy"),
-    "MB up": scaled("uplink_bytes", 1e6),
-    "vs dense": fewer_than_dense,
-    "MB down": scaled("downlink_bytes", 1e6),
-    "Mibit": scaled("uplink_bits_paper", MIBIT),
+    "total MB up": scaled("uplink_bytes", 1e6),
+    "total MB down": scaled("downlink_bytes", 1e6),
+    "total Mibit": scaled("uplink_bits_paper", MIBIT),
     "s/round": scaled("seconds_per_round", 1),
 }
 """Results of a whole run: the heading of the column, and its value."""
@@ -136,8 +135,7 @@ def whole(text: str) -> str:
 def result(group: SeedGroup, name: str) -> Cell:
     """Return one of a group's results."""
     spread = Spread(tuple(OVERALL[name](run) for run in group.runs))
-    text = times(spread.mean) if name == "vs dense" else spread.text(missing="–")
-    return Cell(text or "–", sort_key(spread.mean))
+    return Cell(spread.text(missing="–"), sort_key(spread.mean))
 
 
 def sort_key(x: float | None) -> float:
@@ -148,16 +146,17 @@ def sort_key(x: float | None) -> float:
 def tiles(comparison: Comparison) -> list[tuple[str, str]]:
     """Return the results of a single group, to show in large type."""
     (group,) = comparison.groups
+    dense = Spread(tuple(fewer_than_dense(run) for run in group.runs)).mean
     names = {
         "final, %": "final accuracy, %",
         "best, %": "best accuracy, %",
-        "MB up": "MB sent per client",
-        "vs dense": "fewer than dense FedAdam",
-        "MB down": "MB received per client",
-        "Mibit": "Mibit by the paper's formula",
+        "total MB up": "MB sent per client",
+        "total MB down": "MB received per client",
+        "total Mibit": "Mibit by the paper's formula",
         "s/round": "seconds per round",
     }
-    return [(result(group, key).text, name) for key, name in names.items()]
+    found = [(result(group, key).text, name) for key, name in names.items()]
+    return [*found[:3], (times(dense) or "–", "fewer than dense FedAdam"), *found[3:]]
 
 
 def configuration(comparison: Comparison) -> tuple[list[tuple[str, str]], list[list[str]]]:
