@@ -225,7 +225,7 @@ def test_the_checkpoint_is_of_the_last_round(quick_run):
 def test_the_report_shows_the_run_and_needs_no_network(quick_run):
     page = (quick_run / "report.html").read_text()
     assert "fedadam-ssm on digits" in page
-    assert f"{100 * summary_of(quick_run)['final_accuracy']:.2f} %" in page
+    assert f"{100 * summary_of(quick_run)['final_accuracy']:.2f}" in page
     assert 'src="http' not in page
 
 
@@ -258,7 +258,7 @@ def test_rejected_updates_are_told_and_a_round_without_any_other_is_warned_of(
     def refuse(*_):
         raise FrameError("not in order")
 
-    monkeypatch.setattr(Inbox, "_carry", refuse)
+    monkeypatch.setattr(Inbox, "_receive", refuse)
     assert main(["run", *QUICK, "--out", "out"]) == 0
     said = capsys.readouterr()
     assert [(r["clients"], r["rejected"]) for r in metrics_of(here / "out")] == [(0, 4)] * 3

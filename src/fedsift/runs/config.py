@@ -65,12 +65,13 @@ class RunConfig:
         return config
 
     def check_names(self) -> None:
-        """Refuse an unknown algorithm, data set, model or device."""
+        """Refuse an unknown algorithm, device, data set or model; a Flower app has its own names."""
         require_choice("algorithm", self.algorithm, sorted(METHODS))
-        require_choice("dataset", self.dataset, DATASETS)
-        if ":" not in self.model:
-            require_choice("model", self.model, ["auto", *MODELS])
         require_choice("device", self.device, DEVICES)
+        if self.wire != "flower":
+            require_choice("dataset", self.dataset, DATASETS)
+            if ":" not in self.model:
+                require_choice("model", self.model, ["auto", *MODELS])
 
     def check_numbers(self) -> None:
         """Refuse a seed, rounds or a batch size out of range."""
