@@ -15,10 +15,10 @@ from fedsift import algorithms, data
 from fedsift.codec.update import CodedValues, Update, dense
 from fedsift.engine import Reference, Stacked
 from fedsift.engine.contract import Engine, Results
+from fedsift.errors import ConfigError
 from fedsift.federation.norm_bound import RECENT_ROUNDS, NormBound, NormHistory, norms_of
 from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, train_rounds
 from fedsift.runs.checkpoint import load_checkpoint
-from fedsift.runs.config import ConfigError
 from fedsift.simulation import Options, initial_snapshot, prepare, run_rounds
 from problems import ridge
 

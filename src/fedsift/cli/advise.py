@@ -17,7 +17,8 @@ from fedsift.cli.options import DataDir, Json
 from fedsift.cli.terminal import err, out, plain_table
 
 if TYPE_CHECKING:
-    from fedsift.advise.calibration import Advice, Watch
+    from fedsift.advise.calibration import LineCallback
+    from fedsift.advise.recommendation import Advice
 
 
 def advise(
@@ -49,7 +50,7 @@ def advise(
     """
     from fedsift.advise.calibration import advise as calibrate
     from fedsift.advise.calibration import calibration_task
-    from fedsift.data.files import use_existing_data_folder
+    from fedsift.data.folder import use_existing_data_folder
     from fedsift.runs.config import RunConfig
 
     values = {
@@ -59,10 +60,11 @@ def advise(
     with user_input():
         use_existing_data_folder(data_dir)
         task = calibration_task(RunConfig.from_values(values))
-        with progress_line() as watch:
+        with progress_line() as show_line:
             advice = calibrate(
                 task, budget_mibit=budget_mbit, target=target, rounds=calibration_rounds,
-                say=lambda line: err.print(line, highlight=False, soft_wrap=True), watch=watch,
+                on_settings=lambda line: err.print(line, highlight=False, soft_wrap=True),
+                on_round=show_line,
             )  # fmt: skip
     command = command_line({**values, **({"data_dir": data_dir} if data_dir else {})}, advice)
     if as_json:
@@ -72,7 +74,7 @@ def advise(
 
 
 @contextmanager
-def progress_line() -> Iterator[Watch]:
+def progress_line() -> Iterator[LineCallback]:
     """Show what is being tried, and for how long, until the block ends."""
     columns = SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     with Progress(*columns, console=err, transient=True) as progress:
@@ -96,7 +98,7 @@ def print_advice(advice: Advice, command: str) -> None:
     table.add_row("local steps", str(choice.local_steps))
     table.add_row("learning rate", f"{choice.lr:g}")
     table.add_row("density", f"{choice.density:g}")
-    table.add_row("rounds in the budget", f"{advice.rounds:,}")
+    table.add_row("rounds", f"{advice.rounds:,}")
     source = "measured" if advice.measured else "predicted"
     goal = f"{100 * advice.target:.1f} %"
     table.add_row(f"Mibit to {goal}", f"{mibit_text(advice.predicted)} ({source})")

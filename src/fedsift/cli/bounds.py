@@ -71,9 +71,9 @@ def bounds(
 def all_bounds(setting: Setting, rounds: int, gap: float, mu: float) -> dict[str, Any]:
     """Return every bound as plain values; the logarithm of zero is None."""
     from fedsift.theory.convergence import local_steps_threshold, nonconvex_bound, pl_bound
-    from fedsift.theory.deviation import deviation_coefficients, travel_log_bound
+    from fedsift.theory.deviation import deviation_coefficients, trivial_log_bound
     from fedsift.theory.order import beta2_limit, coefficient_order
-    from fedsift.theory.sharper import sharper_coefficients
+    from fedsift.theory.sharper_bound import sharper_coefficients
 
     s = setting
     shared: dict[str, Any] = {
@@ -83,7 +83,7 @@ def all_bounds(setting: Setting, rounds: int, gap: float, mu: float) -> dict[str
     noise: dict[str, Any] = {"sigma_l": s.sigma_l, "sigma_g": s.sigma_g, "batch": s.batches[0]}
     theorem = deviation_coefficients(d=s.d, **shared, **noise)
     sharper = sharper_coefficients(**shared, **noise)
-    travel = travel_log_bound(
+    travel = trivial_log_bound(
         l=s.local_steps, d=s.d, eps=s.eps, lr=s.lr, grad_bound=s.grad_bound, w_error=0.0
     )
     order = coefficient_order(d=s.d, **shared)

@@ -15,7 +15,7 @@ from fedsift.cli.terminal import err, out, plain_table
 from fedsift.errors import require_choice
 
 if TYPE_CHECKING:
-    from fedsift.data.sources import Download, Source
+    from fedsift.data.official_sources import Download, Source
 
 NAMES = catalog()["datasets"]
 Name = Annotated[str, typer.Argument(help=f"One of: {', '.join(NAMES)}.")]
@@ -29,9 +29,9 @@ def list_sets(data_dir: DataDir = None) -> None:
 
     Example: `fedsift data list --data-dir data`
     """
-    from fedsift.data.files import data_folder, use_data_folder
-    from fedsift.data.sets import DATASETS
-    from fedsift.data.sources import SOURCES
+    from fedsift.data.datasets import DATASETS
+    from fedsift.data.folder import data_folder, use_data_folder
+    from fedsift.data.official_sources import SOURCES
 
     use_data_folder(data_dir)
     table = plain_table(f"data sets, in {data_folder()}")
@@ -47,7 +47,7 @@ def list_sets(data_dir: DataDir = None) -> None:
 
 def location(source: Source) -> str:
     """Return the folder of a data set's files, or how many of them are missing."""
-    from fedsift.data.files import find
+    from fedsift.data.folder import find
 
     found = [find(file.path) for file in source.files]
     if None in found:
@@ -63,15 +63,15 @@ def get(name: Name, data_dir: DataDir = None) -> None:
 
     Example: `fedsift data get fashion-mnist`
     """
-    from fedsift.data.download import state_of
-    from fedsift.data.sets import DATASETS
+    from fedsift.data.datasets import DATASETS
+    from fedsift.data.download import file_state
 
     source = source_of(name, data_dir)
     if source is None:
         out.print(f"{name} comes with {DATASETS[name].comes_with}: nothing to download")
         return
     for download in source.downloads:
-        if any(state_of(file) != "in order" for file in download.files):
+        if any(file_state(file) != "ok" for file in download.files):
             download_with_progress(download, source)
     out.print(f"{name} is complete: {location(source)}", soft_wrap=True)
 
@@ -81,7 +81,7 @@ def download_with_progress(download: Download, source: Source) -> None:
     from http.client import HTTPException
 
     from fedsift.data.download import fetch
-    from fedsift.data.files import data_folder
+    from fedsift.data.folder import data_folder
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     try:
@@ -99,10 +99,10 @@ def download_with_progress(download: Download, source: Source) -> None:
 
 def fail(problem: str, source: Source) -> NoReturn:
     """Print in one line what went wrong and how to get the files by hand, and exit."""
-    from fedsift.data.download import state_of
-    from fedsift.data.files import data_folder
+    from fedsift.data.download import file_state
+    from fedsift.data.folder import data_folder
 
-    missing = ", ".join(file.path for file in source.files if state_of(file) != "in order")
+    missing = ", ".join(file.path for file in source.files if file_state(file) != "ok")
     by_hand = f"or download these files from {source.page} into {data_folder()}: {missing}"
     print(f"fedsift: {problem}, {by_hand}", file=sys.stderr)
     raise typer.Exit(1)
@@ -117,9 +117,9 @@ def check(name: Name, data_dir: DataDir = None) -> None:
 
     Example: `fedsift data check cifar-10`
     """
-    from fedsift.data.download import state_of
-    from fedsift.data.files import data_folder, find
-    from fedsift.data.sets import DATASETS, digest_of
+    from fedsift.data.datasets import DATASETS, digest_of
+    from fedsift.data.download import file_state
+    from fedsift.data.folder import data_folder, find
 
     source = source_of(name, data_dir)
     if source is None:
@@ -127,17 +127,17 @@ def check(name: Name, data_dir: DataDir = None) -> None:
         result = f"its SHA-256 is {digest}" if digest else "nothing to check"
         out.print(f"{name} comes with {DATASETS[name].comes_with}: {result}", soft_wrap=True)
         return
-    states = {file.path: state_of(file) for file in source.files}
+    states = {file.path: file_state(file) for file in source.files}
     for path, state in states.items():
         out.print(f"{state:9} {find(path) or data_folder() / path}", soft_wrap=True)
-    if set(states.values()) != {"in order"}:
+    if set(states.values()) != {"ok"}:
         raise typer.Exit(1)
 
 
 def source_of(name: str, data_dir: Path | None) -> Source | None:
     """Return the source of a data set, or None if it needs no download; use the data folder."""
-    from fedsift.data.files import use_data_folder
-    from fedsift.data.sources import SOURCES
+    from fedsift.data.folder import use_data_folder
+    from fedsift.data.official_sources import SOURCES
 
     use_data_folder(data_dir)
     require_choice("dataset", name, NAMES)

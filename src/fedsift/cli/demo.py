@@ -18,7 +18,7 @@ from fedsift.cli.sigterm import exit_on_sigterm
 from fedsift.cli.tables import summary_table
 from fedsift.cli.terminal import err, out, print_path
 from fedsift.cli.training import explained_interruption
-from fedsift.data.files import data_folder
+from fedsift.data.folder import data_folder
 from fedsift.errors import ConfigError
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder

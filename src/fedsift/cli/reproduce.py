@@ -108,7 +108,7 @@ def reproduce(
         return
     start = time.monotonic()
     with user_input():
-        from fedsift.data.files import use_existing_data_folder
+        from fedsift.data.folder import use_existing_data_folder
         from fedsift.reproduce.parallel import BatchOptions
         from fedsift.reproduce.plan import Selection, plan
 

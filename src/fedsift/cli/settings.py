@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsift.cli.options import path
-from fedsift.data.files import use_existing_data_folder
+from fedsift.data.folder import use_existing_data_folder
 from fedsift.errors import ConfigError
 from fedsift.runs.config import check_type, read_values
 

@@ -17,7 +17,7 @@ from fedsift.cli.settings import merge_config_file, new_folder
 from fedsift.cli.sigterm import exit_on_sigterm
 from fedsift.cli.tables import summary_table
 from fedsift.cli.terminal import out
-from fedsift.data.files import use_existing_data_folder
+from fedsift.data.folder import use_existing_data_folder
 from fedsift.engine.processes.torchrun import joined, rank
 from fedsift.errors import ConfigError, Diverged, TooFewClients, WorkerDied
 from fedsift.federation.round import Federation

@@ -65,7 +65,7 @@ class RunConfig:
         return config
 
     def check_names(self) -> None:
-        """Refuse an unknown algorithm, device, data set or model; a Flower app has its own names."""
+        """Refuse unknown names; those of data and model are free in a Flower app."""
         require_choice("algorithm", self.algorithm, sorted(METHODS))
         require_choice("device", self.device, DEVICES)
         if self.wire != "flower":

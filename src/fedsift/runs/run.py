@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fedsift
-from fedsift.data import Dataset, deal, digest_of, load, split
+from fedsift.data import Dataset, digest_of, load, partition_indices, split
 from fedsift.engine.client import one_thread
 from fedsift.engine.processes.torchrun import Follower, Torchrun, rank, ranks
 from fedsift.errors import ConfigError, Diverged
@@ -36,7 +36,9 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
     if config.tensorboard:
         require_tensorboard()
     dataset = dataset or load(config.dataset)
-    rows = deal(config.partition, dataset.labels, config.clients, config.seed, config.theta)
+    rows = partition_indices(
+        config.partition, dataset.labels, config.clients, config.seed, config.theta
+    )
     with one_thread():  # threads slow down thousands of tiny copies
         clients = split(dataset.train, rows)
     model = build(config.model, dataset.shape, config.seed, dataset.dtype)

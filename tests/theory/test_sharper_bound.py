@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from fedsift.theory.sharper import sharper_coefficients
+from fedsift.theory.sharper_bound import sharper_coefficients
 
 SETTING = {"beta1": 0.9, "beta2": 0.99, "eps": 0.5, "lr": 0.1, "rho": 2.0, "grad_bound": 1.5}
 

@@ -1,4 +1,4 @@
-"""Which constants the theorems take: anything else is refused in one line."""
+"""The ranges of the constants that the theorems accept."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ RULES: dict[str, Rule] = {
 }
 
 
-def check(**values: float) -> None:
-    """Raise ValueError, saying what would be right, unless every value is in its range.
+def check_constants(**values: float) -> None:
+    """Raise ValueError with the valid range unless every value is in its range.
 
-    >>> check(beta2=1.0)
+    >>> check_constants(beta2=1.0)
     Traceback (most recent call last):
     ...
     ValueError: beta2 must be in (0, 1), as φ = β₁/√β₂, got 1.0
     """
     for name, value in values.items():
-        meaning, holds = RULES[name]
-        if not _is_number(value) or not holds(value):
-            raise ValueError(f"{name} must be {meaning}, got {value!r}")
+        valid, is_valid = RULES[name]
+        if not _is_number(value) or not is_valid(value):
+            raise ValueError(f"{name} must be {valid}, got {value!r}")
 
 
 def _is_number(value: float) -> bool:
-    """Whether it is a finite number that a float can hold."""
+    """Whether the value is a finite number in the range of a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number with more than 308 digits
+    except OverflowError:  # an integer of more than 308 digits
         return False

@@ -1,49 +1,49 @@
-"""Sums and powers of numbers that are known by their natural logarithm; log 0 is -inf."""
+"""Sums and powers of numbers given by their natural logarithms; log 0 is -inf."""
 
 from __future__ import annotations
 
 import math
 
-NOTHING = -math.inf
+LOG_ZERO = -math.inf
 """The logarithm of zero."""
 
 
 def log(x: float) -> float:
-    """Natural logarithm, with log 0 = -inf.
+    """Return the natural logarithm, with log 0 = -inf.
 
     >>> log(0.0), log(1.0)
     (-inf, 0.0)
     """
-    return math.log(x) if x else NOTHING
+    return math.log(x) if x else LOG_ZERO
 
 
 def log_sum(*terms: float) -> float:
-    """Logarithm of Σ exp(terms), without overflow.
+    """Return log Σ exp(terms), without overflow.
 
     >>> round(log_sum(1000.0, 1000.0), 9)
     1000.693147181
-    >>> log_sum(NOTHING, NOTHING)
+    >>> log_sum(LOG_ZERO, LOG_ZERO)
     -inf
     """
     top = max(terms)
-    if top == NOTHING:
-        return NOTHING
+    if top == LOG_ZERO:
+        return LOG_ZERO
     rest = list(terms)
     rest.remove(top)
     return top + math.log1p(sum(math.exp(t - top) for t in rest))
 
 
 def log1p_exp(x: float) -> float:
-    """log(1 + exp x), exact to the last digits on both sides.
+    """Return log(1 + exp x), accurate for large and small x.
 
-    >>> log1p_exp(1000.0), log1p_exp(NOTHING)
+    >>> log1p_exp(1000.0), log1p_exp(LOG_ZERO)
     (1000.0, 0.0)
     """
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 def log_expm1(x: float) -> float:
-    """log(exp x - 1) for x ≥ 0.
+    """Return log(exp x - 1) for x ≥ 0.
 
     >>> log_expm1(0.0), log_expm1(1000.0)
     (-inf, 1000.0)
@@ -54,7 +54,7 @@ def log_expm1(x: float) -> float:
 
 
 def log_geometric(a: float, n: int) -> float:
-    """Logarithm of Σ exp(j a) over j = 1 … n, for a ≥ 0.
+    """Return log Σ exp(j a) over j = 1 … n, for a ≥ 0.
 
     >>> round(math.exp(log_geometric(math.log(2), 3)), 9)
     14.0
@@ -62,7 +62,7 @@ def log_geometric(a: float, n: int) -> float:
     0.0
     """
     if n == 0:
-        return NOTHING
+        return LOG_ZERO
     if a == 0:
         return math.log(n)
     return a + log_expm1(n * a) - log_expm1(a)

@@ -1,4 +1,4 @@
-"""A model of the user's own, named as ``package.module:factory``."""
+"""User-defined models, given as ``package.module:factory``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 
-def factory_of(name: str) -> Callable[[], nn.Module]:
-    """The function that a name points at; the current directory is searched first.
+def import_factory(name: str) -> Callable[[], nn.Module]:
+    """Import the function with this name; the current directory is searched first.
 
-    >>> factory_of("fedsift.models.networks:cnn")().__class__.__name__
+    >>> import_factory("fedsift.models.convnets:cnn")().__class__.__name__
     'Sequential'
-    >>> factory_of("no_such_module:cnn")  # doctest: +ELLIPSIS
+    >>> import_factory("no_such_module:cnn")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
     ValueError: cannot import model 'no_such_module:cnn': No module named 'no_such_module'; ...
@@ -26,20 +26,20 @@ def factory_of(name: str) -> Callable[[], nn.Module]:
         sys.path.insert(0, os.getcwd())
     try:
         found: Callable[[], nn.Module] = getattr(importlib.import_module(module), function)
-    except Exception as problem:  # the module is the user's: anything may happen in it
+    except Exception as problem:  # the user's module may raise anything
         raise ValueError(
-            f"cannot import model {name!r}: {problem}; give package.module:factory, installed or "
-            "in the current directory"
+            f"cannot import model {name!r}: {problem}; give package.module:factory, where the "
+            "package is installed or in the current directory"
         ) from None
     return found
 
 
-def made_by(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> nn.Module:
-    """Call the factory, and see that its model takes samples of that shape and number format."""
+def build_from_factory(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> nn.Module:
+    """Call the factory, and check that its model takes samples of this shape and data type."""
     try:
-        model = factory_of(name)()
+        model = import_factory(name)()
         if not isinstance(model, nn.Module):
-            raise TypeError(f"it gave a {type(model).__name__}, not a torch.nn.Module")
+            raise TypeError(f"got {type(model).__name__}, not torch.nn.Module")
         with torch.no_grad():
             model.eval()(torch.zeros(2, *shape, dtype=dtype))
     except ValueError:

@@ -1,9 +1,9 @@
-"""Where data sets come from: their official files, by address and SHA-256.
+"""The official files of the data sets, with their addresses and SHA-256 digests.
 
-The addresses are those of the data sets' own pages. The SHA-256 of each download is the published
-one (TensorFlow Datasets and torchvision check the same files by it). That of each file's content
-was also computed from an independent copy where there was one: Debian's dataset-fashion-mnist, and
-CIFAR-10 rebuilt from lossless images.
+The addresses are from the data sets' own pages. The SHA-256 of each download is the published one,
+which TensorFlow Datasets and torchvision also use. The SHA-256 of the contents was confirmed with
+independent copies where available: Debian's dataset-fashion-mnist, and CIFAR-10 rebuilt from
+lossless images.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class File:
-    """A file that is read: where it lies in the data folder, and its content's SHA-256.
+    """A file of a data set: its path in the data folder and the SHA-256 of its content.
 
-    The content of a ``.gz`` file is what is packed in it: the same data may be packed in two ways.
+    The content of a ``.gz`` file is its uncompressed data, as compression may differ.
     """
 
     path: str
@@ -24,7 +24,7 @@ class File:
 
 @dataclass(frozen=True)
 class Download:
-    """What is fetched, and the files that come out of it: itself, or the contents of an archive."""
+    """A download and the files it provides: itself, or the contents of an archive."""
 
     url: str
     size: int
@@ -34,14 +34,14 @@ class Download:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set's official home and its downloads."""
+    """The official web page of a data set, and its downloads."""
 
     page: str
     downloads: tuple[Download, ...]
 
     @property
     def files(self) -> tuple[File, ...]:
-        """Every file that is read."""
+        """All files of the data set."""
         return tuple(file for download in self.downloads for file in download.files)
 
 
@@ -141,4 +141,4 @@ SOURCES: dict[str, Source] = {
         ),
     ),
 }
-"""Every data set that is read from official files."""
+"""All data sets that are read from official files."""

@@ -1,4 +1,4 @@
-"""Data sets by name: images as normalized tensors, text as codes of its characters."""
+"""Data sets by name: images as normalized tensors, text as character codes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsift.data import text
-from fedsift.data.files import Images, read_cifar10, read_fashion_mnist, read_svhn
+from fedsift.data.image_files import Images, read_cifar10, read_fashion_mnist, read_svhn
 from fedsift.seeding import stream
 from fedsift.task import Loss
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A train and a test set.
+    """A training set and a test set.
 
-    Of images: ``(n, channels, height, width)`` and class labels ``(n,)``. Of text: characters'
-    codes ``(n, context)``, what follows each of them, and the document that a training sample is
-    of.
+    Images are ``(n, channels, height, width)`` with class labels ``(n,)``. Text is character codes
+    ``(n, context)`` with the code that follows each character; ``documents`` has the number of the
+    document of each training sample.
     """
 
     name: str
@@ -37,29 +37,29 @@ class Dataset:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number format of samples: whole numbers are codes of characters."""
+        """Data type of the samples; integers are character codes."""
         return self.train[0].dtype
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """What training samples are dealt out by: the class of each or, of text, its document."""
+        """The class of each training sample or, for text, its document; partitions use it."""
         found = self.train[1] if self.documents is None else self.documents
         return found.numpy()
 
     @property
     def loss(self) -> Loss:
-        """The cross-entropy of its targets."""
+        """The cross-entropy that fits the targets."""
         return text.loss_of(self.train[1])
 
 
 def digits() -> Dataset:
-    """Scikit-learn's handwritten digits: 1,797 images of 8 × 8, one fifth of them for the test."""
-    from sklearn.datasets import load_digits  # here, as the import takes a second
+    """Load scikit-learn's handwritten digits: 1,797 images of 8 × 8, one fifth for testing."""
+    from sklearn.datasets import load_digits  # imported late, as it takes a second
 
     bunch = load_digits()
     images = torch.from_numpy(bunch.images.astype(np.float32))[:, None]
     labels = torch.from_numpy(bunch.target.astype(np.int64))
-    # The split belongs to the data set: every run, whatever its seed, is tested on the same images.
+    # The split does not depend on the seed of the run: all runs have the same test images.
     order = torch.from_numpy(stream(0, "digits split").permutation(len(images)))
     cut = len(images) // 5
     test, train = order[:cut], order[cut:]
@@ -68,22 +68,22 @@ def digits() -> Dataset:
 
 
 def fashion_mnist() -> Dataset:
-    """Fashion-MNIST: 60,000 and 10,000 gray images of 28 × 28."""
+    """Load Fashion-MNIST: 60,000 and 10,000 gray images of 28 × 28."""
     return _images("fashion-mnist", read_fashion_mnist("train"), read_fashion_mnist("t10k"))
 
 
 def cifar10() -> Dataset:
-    """CIFAR-10: 50,000 and 10,000 color images of 32 × 32."""
+    """Load CIFAR-10: 50,000 and 10,000 color images of 32 × 32."""
     return _images("cifar-10", read_cifar10("data"), read_cifar10("test"))
 
 
 def svhn() -> Dataset:
-    """SVHN's cropped digits: 73,257 and 26,032 color images of 32 × 32."""
+    """Load SVHN's cropped digits: 73,257 and 26,032 color images of 32 × 32."""
     return _images("svhn", read_svhn("train"), read_svhn("test"))
 
 
 def python_stdlib() -> Dataset:
-    """The modules of Python's standard library, character by character."""
+    """Load the source code of Python's standard library as characters."""
     found = text.read_stdlib()
     return Dataset("python-stdlib", found.train, found.test, found.documents)
 
@@ -98,9 +98,9 @@ def _floats(images: Images) -> Tensor:
 
 
 def normalized(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
-    """Both by the training images: zero mean and unit variance per channel.
+    """Normalize both sets to zero mean and unit variance per channel of the training images.
 
-    Measured once for the whole set, so that every client and the test see the same scale.
+    The whole training set determines the scale, so that it is the same for all clients.
 
     >>> x, x_test = normalized(torch.tensor([0.0, 2.0]).view(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
     >>> x.flatten().tolist(), x_test.item()
@@ -112,11 +112,11 @@ def normalized(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """How a data set is loaded, and what is known without loading it.
+class DatasetEntry:
+    """A function that loads a data set, and properties that are known without loading it.
 
-    ``comes_with`` names what brings a set that needs no download; ``digest`` gives the SHA-256 of
-    one whose content differs from machine to machine.
+    ``comes_with`` names the package that contains a data set without download. ``digest`` returns
+    the SHA-256 of a data set whose content depends on the machine.
     """
 
     load: Callable[[], Dataset]
@@ -125,18 +125,20 @@ class Entry:
     digest: Callable[[], str] | None = None
 
 
-DATASETS: dict[str, Entry] = {
-    "digits": Entry(digits, (1, 8, 8), comes_with="scikit-learn"),
-    "fashion-mnist": Entry(fashion_mnist, (1, 28, 28)),
-    "cifar-10": Entry(cifar10, (3, 32, 32)),
-    "svhn": Entry(svhn, (3, 32, 32)),
-    "python-stdlib": Entry(python_stdlib, (text.CONTEXT,), comes_with="Python", digest=text.digest),
+DATASETS: dict[str, DatasetEntry] = {
+    "digits": DatasetEntry(digits, (1, 8, 8), comes_with="scikit-learn"),
+    "fashion-mnist": DatasetEntry(fashion_mnist, (1, 28, 28)),
+    "cifar-10": DatasetEntry(cifar10, (3, 32, 32)),
+    "svhn": DatasetEntry(svhn, (3, 32, 32)),
+    "python-stdlib": DatasetEntry(
+        python_stdlib, (text.CONTEXT,), comes_with="Python", digest=text.digest
+    ),
 }
-"""Every data set by its command-line name."""
+"""All data sets by their command-line names."""
 
 
 def load(name: str) -> Dataset:
-    """The data set of that name.
+    """Load the data set with this name.
 
     >>> load("digits").shape
     (1, 8, 8)
@@ -145,7 +147,7 @@ def load(name: str) -> Dataset:
 
 
 def shape_of(name: str) -> tuple[int, ...]:
-    """The shape of a data set's samples, without loading it.
+    """Return the shape of a data set's samples without loading it.
 
     >>> shape_of("digits")
     (1, 8, 8)
@@ -154,7 +156,7 @@ def shape_of(name: str) -> tuple[int, ...]:
 
 
 def digest_of(name: str) -> str:
-    """The SHA-256 of a data set whose content is not the same everywhere; empty for any other.
+    """Return the SHA-256 of a data set whose content depends on the machine, otherwise ''.
 
     >>> digest_of("digits"), len(digest_of("python-stdlib"))
     ('', 64)
@@ -163,7 +165,7 @@ def digest_of(name: str) -> str:
     return digest() if digest else ""
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> DatasetEntry:
     if name not in DATASETS:
         raise ValueError(f"unknown dataset {name!r}; choose one of: {', '.join(DATASETS)}")
     return DATASETS[name]
