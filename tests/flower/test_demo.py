@@ -55,7 +55,7 @@ def test_what_only_a_simulation_has_is_refused(tmp_path, capsys):
     assert "No such option" in capsys.readouterr().err
     (tmp_path / "a.toml").write_text("dropout = 0.5")
     assert main(["deploy", "demo", "--config", str(tmp_path / "a.toml")]) == 2
-    assert "dropout is for simulations" in capsys.readouterr().err
+    assert "dropout applies to simulations" in capsys.readouterr().err
 
 
 def test_the_help_has_the_demo_s_own_options_and_defaults():

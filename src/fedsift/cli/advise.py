@@ -60,11 +60,11 @@ def advise(
     with user_input():
         use_existing_data_folder(data_dir)
         task = calibration_task(RunConfig.from_values(values))
-        with progress_line() as show_progress:
+        with progress_line() as show_line:
             advice = calibrate(
                 task, budget_mibit=budget_mbit, target=target, rounds=calibration_rounds,
                 on_settings=lambda line: err.print(line, highlight=False, soft_wrap=True),
-                on_round=show_progress,
+                on_round=show_line,
             )  # fmt: skip
     command = command_line({**values, **({"data_dir": data_dir} if data_dir else {})}, advice)
     if as_json:

@@ -19,11 +19,6 @@ DEPLOYED: dict[str, Any] = {
 app = typer.Typer(no_args_is_help=True, help="Deploy a federation on Flower.")
 
 
-@app.callback()
-def group() -> None:
-    """Deploy a federation on Flower."""
-
-
 @app.command()
 @partial(with_run_options, defaults={**DEFAULTS, **DEMO}, without=DEPLOYED)
 def demo(

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Inspect the frames that clients and server send.")
 
 
-@app.callback()
-def group() -> None:
-    """Inspect the frames that clients and server send."""
-
-
 @app.command()
 def inspect(file: Annotated[Path, typer.Argument(help="File that holds one frame.")]) -> None:
     """Print a frame's header, the size of its parts, and how close it is to the entropy limit.

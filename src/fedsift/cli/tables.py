@@ -30,14 +30,15 @@ def summary_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     dense = dense_fedadam_bytes(
         summary["parameters"], summary["rounds"], summary["clients"], summary["participation"]
     )
+    ratio = times_fewer(sent, dense)
     rows = {
         "model": f"{summary['model']}, {summary['parameters']:,} parameters",
         "federation": f"{number_of(summary['clients'], 'client')}, "
         f"{number_of(summary['rounds'], 'round')}, data {partition_text(summary)}",
         "final accuracy": percent(summary["final_accuracy"]),
         "best accuracy": percent(summary["best_accuracy"]),
-        "uplink per client": f"{file_size(sent)}, {times_fewer(sent, dense)} fewer than dense "
-        f"FedAdam would send ({file_size(dense)})",
+        "uplink per client": f"{file_size(sent)}, {ratio} fewer than dense FedAdam",
+        "dense FedAdam would send": file_size(dense),
         "by the paper's formula": f"{mibit(summary):.2f} Mibit",
         "downlink per client": file_size(summary["downlink_bytes"]),
         "time": f"{summary['seconds']:.2f} s, {summary['seconds_per_round']:.2f} s/round",
@@ -57,7 +58,7 @@ def partition_text(summary: Mapping[str, Any]) -> str:
     return f"{partition} (θ = {summary['theta']:g})" if partition == "dirichlet" else partition
 
 
-COMPARISON = ("algorithm", "MB", "vs dense", "Mibit", "ratio", "round", "best", "final")
+COMPARISON = ("algorithm", "MB", "vs dense", "Mibit", "round", "best %", "final %")
 
 
 def comparison_table(rows: Iterable[Row], title: str, config: RunConfig, parameters: int) -> Table:
@@ -65,29 +66,30 @@ def comparison_table(rows: Iterable[Row], title: str, config: RunConfig, paramet
     rows = list(rows)
     table = plain_table(title)
     for heading in COMPARISON:
-        table.add_column(heading, justify="left" if heading == "algorithm" else "right")
+        table.add_column(
+            heading, justify="left" if heading == "algorithm" else "right", no_wrap=True
+        )
     for row in rows:
         style = "bold green" if row.ratio == 1 else None
         table.add_row(*comparison_cells(row, config, parameters), style=style)
     table.caption = (
-        "MB: sent per client until the target was reached. vs dense: times fewer than dense\n"
-        "FedAdam would send in as many rounds. Mibit: by the paper's formula; ratio: to the fewest."
+        "MB: uplink per client to the target; vs dense: times fewer than dense\n"
+        "FedAdam would send in as many rounds; Mibit: by the paper's formula"
     )
     return table
 
 
 def comparison_cells(row: Row, config: RunConfig, parameters: int) -> list[str]:
     """Return a row's cells in the order of the headings."""
-    accuracies = [percent(row.best_accuracy), percent(row.final_accuracy)]
+    accuracies = [percent(x).removesuffix(" %") for x in (row.best_accuracy, row.final_accuracy)]
     if row.round is None or row.megabytes is None or row.mibit is None:
-        return [row.algorithm, "∞", "", "–", "", "–", *accuracies]
+        return [row.algorithm, "∞", "", "–", "–", *accuracies]
     dense = dense_fedadam_bytes(parameters, row.round, config.clients, config.participation)
     return [
         row.algorithm,
         fixed(row.megabytes),
         times_fewer(1e6 * row.megabytes, dense),
         fixed(row.mibit),
-        "" if row.ratio is None else f"{row.ratio:.2f}×",
         str(row.round),
         *accuracies,
     ]

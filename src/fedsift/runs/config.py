@@ -65,12 +65,13 @@ class RunConfig:
         return config
 
     def check_names(self) -> None:
-        """Refuse an unknown algorithm, data set, model or device."""
+        """Refuse unknown names; those of data and model are free in a Flower app."""
         require_choice("algorithm", self.algorithm, sorted(METHODS))
-        require_choice("dataset", self.dataset, DATASETS)
-        if ":" not in self.model:
-            require_choice("model", self.model, ["auto", *MODELS])
         require_choice("device", self.device, DEVICES)
+        if self.wire != "flower":
+            require_choice("dataset", self.dataset, DATASETS)
+            if ":" not in self.model:
+                require_choice("model", self.model, ["auto", *MODELS])
 
     def check_numbers(self) -> None:
         """Refuse a seed, rounds or a batch size out of range."""
