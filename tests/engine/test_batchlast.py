@@ -1,6 +1,7 @@
 """Layers with the batch innermost compute what torch's own do."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -168,6 +169,42 @@ def test_a_convolution_with_two_places_is_left_alone():
     assert not batch_last(nn.Sequential(layer, nn.MaxPool2d(2), layer))
 
 
+WRONG = {
+    "too many channels": (nn.Conv2d(1, 4, 3), (16, 3, 8, 8)),
+    "too few channels": (nn.Conv2d(3, 4, 3), (16, 1, 8, 8)),
+    "a kernel larger than the image": (nn.Conv2d(1, 4, 5), (16, 1, 4, 8)),
+}
+
+
+@pytest.mark.parametrize("followed", ["by nothing", "by a pool and a ReLU"])
+@pytest.mark.parametrize("name", WRONG)
+def test_images_of_the_wrong_shape_raise_pytorchs_error(name, followed):
+    """The C functions check no bounds: they must not see such images."""
+    layer, shape = WRONG[name]
+    features = 144 if followed == "by nothing" else 36
+    layers = [layer, *FOLLOWED[followed](), nn.Flatten(), nn.Linear(features, 2)]
+    model, x, y = nn.Sequential(*layers), torch.randn(shape), torch.zeros(16, dtype=torch.int64)
+    with pytest.raises(RuntimeError) as wanted:
+        copy.deepcopy(model)(x)
+    task = Task(model, nn.functional.cross_entropy, [(x, y)], (x, y), None, 0, Layout.of(model))
+    trainer = Trainer(task)
+    with pytest.raises(RuntimeError) as found:
+        trainer.differentiate(trainer.w.clone(), x, y)
+    assert str(found.value) == str(wanted.value)
+    with pytest.raises(RuntimeError):
+        trainer.score(trainer.w.clone(), 0)
+
+
+@needs_compiler
+def test_images_too_small_for_a_pool_raise_pytorchs_error():
+    fast, _ = pair(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2))
+    with pytest.raises(RuntimeError, match="too small"):
+        fast(torch.randn(16, 1, 3, 8))
+    fast, _ = pair(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.MaxPool2d(2))
+    with pytest.raises(RuntimeError, match="too small"):
+        fast(torch.randn(16, 1, 3, 8))
+
+
 def test_without_a_compiler_torch_does_the_work(fresh_kernels, monkeypatch):
     monkeypatch.setenv("CC", "there-is-no-such-compiler")
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
@@ -183,9 +220,51 @@ def test_without_a_compiler_torch_does_the_work(fresh_kernels, monkeypatch):
 @needs_compiler
 def test_it_is_compiled_once(tmp_path, monkeypatch):
     path = native.built(tmp_path)
-    monkeypatch.setenv("CC", "there-is-no-such-compiler")
+    monkeypatch.setattr(native, "compiled", None)
     assert native.built(tmp_path) == path
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_each_compiler_has_its_own_file(monkeypatch):
+    before = native.fingerprint()
+    monkeypatch.setenv("CC", "another-compiler")
+    assert native.fingerprint() != before
+
+
+@needs_compiler
+def test_a_file_that_others_could_have_written_is_replaced(tmp_path):
+    path = native.built(tmp_path)
+    kernels = path.read_bytes()
+    path.write_bytes(b"planted")
+    path.chmod(0o777)
+    assert native.built(tmp_path).read_bytes() == kernels
+    assert path.stat().st_mode & 0o777 == 0o700
+    path.unlink()
+    path.symlink_to("/dev/null")
+    assert native.built(tmp_path).read_bytes() == kernels
+
+
+@needs_compiler
+def test_the_folder_of_the_kernels_is_the_user_s_alone(tmp_path):
+    folder = tmp_path / "cache" / "kernels"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert native.loaded_from(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@needs_compiler
+def test_another_user_s_folder_is_not_used(tmp_path, monkeypatch):
+    planted = tmp_path / f"batchlast-{native.fingerprint()}.so"
+    planted.write_bytes(b"planted")
+    own = os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: own + 1)
+    assert not native.make_private(tmp_path)
+    assert not native.is_private(planted)
+    monkeypatch.undo()
+    monkeypatch.setattr(native, "make_private", lambda folder: False)
+    assert native.loaded_from(tmp_path)
+    assert planted.read_bytes() == b"planted"
 
 
 @pytest.mark.parametrize("compiler", ["false", "there-is-no-such-compiler"])

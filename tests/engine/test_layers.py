@@ -17,7 +17,7 @@ from fedsift.vector import Layout
 pytest.importorskip("triton", reason="Triton is not installed: there are no kernels to test")
 
 from fedsift.engine.gpu.layers import Convolution, GroupNorm, Pool, Weight, Window, cross_entropy
-from fedsift.engine.gpu.network import Network, Unknown
+from fedsift.engine.gpu.network import MODULES, Network, Unknown
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EXACT = "tf32x3" if DEVICE == "cuda" else "ieee"
@@ -238,3 +238,17 @@ def test_models_that_it_does_not_know_are_refused(make):
     model = make()
     with pytest.raises(Unknown):
         Network(model, Layout.of(model), EXACT)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(1, 4, 3), (CLIENTS, 5, 8, 8, 3)),
+        (nn.Linear(7, 4), (CLIENTS, 5, 6)),
+        (nn.GroupNorm(2, 4), (CLIENTS, 5, 8, 8, 8)),
+    ],
+)
+def test_inputs_of_the_wrong_shape_are_refused(layer, shape):
+    """The kernels check no bounds; the ways that remain raise PyTorch's error."""
+    with pytest.raises(Unknown):
+        MODULES[type(layer)](None, layer, torch.ones(shape))

@@ -220,6 +220,14 @@ def test_a_label_that_is_no_class_is_told_as_pytorch_tells_it():
         trainer.differentiate(trainer.w.clone(), x, y)
 
 
+@pytest.mark.parametrize("missing", [1, 60])
+def test_too_few_labels_are_told_as_pytorch_tells_it(missing):
+    x, y = samples((7,))
+    trainer = trainer_of(nn.Linear(7, 4), x, y)
+    with pytest.raises(ValueError, match="batch_size"):
+        trainer.differentiate(trainer.w.clone(), x, y[:-missing])
+
+
 def test_a_label_may_say_that_a_sample_does_not_count():
     x, y = samples((7,))
     y[:80] = -100

@@ -136,8 +136,23 @@ def is_halving(layer: nn.MaxPool2d) -> bool:
 
 
 def fits(x: Tensor) -> bool:
-    """Whether a tensor is what the C functions take."""
-    return x.dim() == 4 and len(x) >= LANES and x.dtype == torch.float32
+    """Whether the C functions take tensors of this type and batch size."""
+    return x.dim() == 4 and len(x) >= LANES and x.dtype == torch.float32 and x.is_cpu
+
+
+def fits_layer(layer: nn.Conv2d, x: Tensor, smallest: int = 1) -> bool:
+    """Whether the C functions can convolve x to at least ``smallest`` pixels on each side.
+
+    They check no bounds. Any other input is left to PyTorch, which computes it or raises the error.
+
+    >>> layer = nn.Conv2d(1, 2, 3)
+    >>> fits_layer(layer, torch.ones(16, 1, 3, 3)), fits_layer(layer, torch.ones(16, 3, 3, 3))
+    (True, False)
+    """
+    if not fits(x) or x.shape[1] != layer.in_channels:
+        return False
+    axes = zip(x.shape[2:], frame_of(layer), layer.kernel_size, strict=True)
+    return all(size + 2 * frame - kernel + 1 >= smallest for size, frame, kernel in axes)
 
 
 class BatchLastConv2d(nn.Conv2d):
@@ -145,7 +160,7 @@ class BatchLastConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution of x (N, C, H, W)."""
-        if not fits(x):
+        if not fits_layer(self, x):
             return super().forward(x)
         return from_rows(apply(Convolution, to_rows(padded(self, x)), self.weight, self.bias))
 
@@ -157,7 +172,7 @@ class BatchLastConvPool2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The pooled convolution of x (N, C, H, W)."""
-        if not fits(x):
+        if not fits_layer(self, x, smallest=2):
             y = nn.functional.max_pool2d(super().forward(x), 2)
             return y.relu() if self.rectifies else y
         rows = to_rows(padded(self, x))
@@ -169,7 +184,7 @@ class BatchLastMaxPool2d(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The pooled x (N, C, H, W)."""
-        if not fits(x) or not to_rows(x).is_contiguous():
+        if not fits(x) or min(x.shape[2:]) < 2 or not to_rows(x).is_contiguous():
             pooled: Tensor = super().forward(x)
             return pooled
         return from_rows(apply(Halving, to_rows(x)))

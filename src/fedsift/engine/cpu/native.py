@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -51,37 +52,75 @@ def _in_c(x: Argument) -> c_void_p | c_ssize_t | c_double:
 def load() -> ctypes.CDLL | None:
     """The compiled file, or None where it cannot be had."""
     try:
-        return ctypes.CDLL(str(built(Path.home() / ".cache" / "fedsift" / "kernels")))
+        return loaded_from(Path.home() / ".cache" / "fedsift" / "kernels")
     except (OSError, RuntimeError, subprocess.SubprocessError):
         return None
 
 
+def loaded_from(folder: Path) -> ctypes.CDLL:
+    """The compiled file, kept in a folder of this user's, or in none if it is another user's."""
+    if make_private(folder):
+        return ctypes.CDLL(str(built(folder)))
+    with tempfile.TemporaryDirectory() as private:  # once loaded, the file is not needed
+        return ctypes.CDLL(str(built(Path(private))))
+
+
+def make_private(folder: Path) -> bool:
+    """Create a folder, or restrict an existing one, so that only this user has access to it.
+
+    False for a folder of another user, which is left as it is.
+    """
+    for each in (*reversed(folder.parents), folder):
+        each.mkdir(mode=0o700, exist_ok=True)
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+        return False
+    folder.chmod(0o700)
+    return True
+
+
 def built(folder: Path) -> Path:
-    """Where the compiled file is; it is made if it is not there."""
+    """The path of the compiled file; it is compiled if it is missing or not to be trusted."""
     path = folder / f"{SOURCE.stem}-{fingerprint()}.so"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+    if not is_private(path):
         with tempfile.TemporaryDirectory(dir=folder) as partial:
-            os.replace(compiled(Path(partial) / path.name), path)
+            new = compiled(Path(partial) / path.name)
+            new.chmod(0o700)
+            os.replace(new, path)
     return path
+
+
+def is_private(path: Path) -> bool:
+    """Whether a path is a file that belongs to this user and that no other user can write to."""
+    try:
+        about = path.lstat()
+    except FileNotFoundError:
+        return False
+    is_own = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
+    return is_own and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def compiled(path: Path) -> Path:
     """Compile the C file to the given path."""
-    compiler = os.environ.get("CC", "cc")
     for flags in FOR_THIS_PROCESSOR:
-        words = [*compiler.split(), *FLAGS, *flags, "-o", str(path), str(SOURCE), "-lm"]
+        words = [*compiler().split(), *FLAGS, *flags, "-o", str(path), str(SOURCE), "-lm"]
         if subprocess.run(words, capture_output=True, timeout=60).returncode == 0:
             return path
-    raise OSError(f"{compiler} cannot compile {SOURCE}")
+    raise OSError(f"{compiler()} cannot compile {SOURCE}")
+
+
+def compiler() -> str:
+    """The command of the C compiler."""
+    return os.environ.get("CC", "cc")
 
 
 def fingerprint() -> str:
-    """A hash of source, flags and what the processor can do: a home may be many machines'."""
+    """A hash of source, compiler, flags and processor features: many machines may share a home."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         processor = next(line for line in lines if line.lower().startswith(("flags", "features")))
     except (OSError, StopIteration):
         processor = platform.processor()
-    known = SOURCE.read_bytes() + f"{FLAGS} {platform.machine()} {processor}".encode()
+    build = f"{compiler()} {FLAGS} {FOR_THIS_PROCESSOR} {platform.machine()} {processor}"
+    known = SOURCE.read_bytes() + build.encode()
     return hashlib.sha256(known).hexdigest()[:16]

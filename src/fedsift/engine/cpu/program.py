@@ -214,6 +214,7 @@ def program_of(stages: Sequence[Stage], shape: Sequence[int], batch: int) -> Pro
 
 
 def takes(data: Tensor, labels: Tensor) -> bool:
-    """Whether data and labels lie in memory as a program reads them."""
-    is_plain = data.is_contiguous() and labels.is_contiguous() and labels.dim() == 1
-    return is_plain and data.dtype == torch.float32 and labels.dtype == torch.int64
+    """Whether data and labels lie in memory as a program reads them, with a label per sample."""
+    is_plain = data.is_contiguous() and labels.is_contiguous() and labels.shape == data.shape[:1]
+    on_cpu = data.is_cpu and labels.is_cpu
+    return is_plain and on_cpu and (data.dtype, labels.dtype) == (torch.float32, torch.int64)

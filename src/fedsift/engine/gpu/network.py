@@ -199,7 +199,8 @@ def convolution(call: Call, layer: nn.Conv2d, x: Tensor) -> Tensor:
     sides, strides, paddings = set(layer.kernel_size), set(layer.stride), set(layer.padding)
     plain = layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
     square = len(sides) == len(strides) == len(paddings) == 1
-    if not (plain and square and x.dim() == 5 and not isinstance(layer.padding, str)):
+    fits = x.dim() == 5 and x.shape[-1] == layer.in_channels
+    if not (plain and square and fits and not isinstance(layer.padding, str)):
         raise Unknown(f"convolution {layer}")
     window = Window(layer.kernel_size[0], layer.stride[0], int(layer.padding[0]))
     return _convolve(call, layer, x, window)
@@ -207,8 +208,8 @@ def convolution(call: Call, layer: nn.Conv2d, x: Tensor) -> Tensor:
 
 def linear(call: Call, layer: nn.Linear, x: Tensor) -> Tensor:
     """A linear layer: a convolution of images of one pixel."""
-    if x.dim() != 3:
-        raise Unknown("a linear layer on images")
+    if x.dim() != 3 or x.shape[-1] != layer.in_features:
+        raise Unknown("a linear layer on images, or on another number of features")
     return _convolve(call, layer, x[:, :, None, None], Window()).flatten(2)
 
 
@@ -234,7 +235,7 @@ def max_pool(call: Call, layer: nn.MaxPool2d, x: Tensor) -> Tensor:
 def group_norm(call: Call, layer: nn.GroupNorm, x: Tensor) -> Tensor:
     """Group normalization of images."""
     channels = layer.num_channels
-    if not layer.affine or x.dim() != 5 or channels & (channels - 1):
+    if not layer.affine or x.dim() != 5 or x.shape[-1] != channels or channels & (channels - 1):
         raise Unknown(f"normalization {layer}")
     scale, bias = call.weight("weight"), call.weight("bias")
     y: Tensor = layers.GroupNorm.apply(  # type: ignore[no-untyped-call]
