@@ -50,7 +50,7 @@ def time_rounds(model: nn.Module, clients: int, load: dict, device: str, rounds:
         loss=nn.functional.cross_entropy, seed=0, device=device,
     )  # fmt: skip
     if device == "cpu":
-        federation.engine.start()  # or small rounds would run in one process and large ones in two
+        federation.engine.start_pool()  # otherwise small rounds would run in one process
     snapshot, _ = federation.play(federation.first())
     seconds = []
     for _ in range(rounds):

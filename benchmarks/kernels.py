@@ -71,8 +71,8 @@ def milliseconds(make: Callable[[], nn.Module], shape: tuple[int, ...], repeats:
     ours = trainer(model, x, y)
     with patch.object(native, "load", lambda: None):
         theirs = trainer(model, x, y)
-    assert ours.program(x.shape[1:], BATCH)
-    assert not theirs.program(x.shape[1:], BATCH)
+    assert ours.recorded(x.shape[1:], BATCH)
+    assert not theirs.recorded(x.shape[1:], BATCH)
     best = {"c": float("inf"), "pytorch": float("inf")}
     for _ in range(repeats):
         for name, each in TURN * (("c", ours),) + TURN * (("pytorch", theirs),):

@@ -25,6 +25,7 @@ from fedsift.task import (
     Data,
     Loss,
     check_model,
+    check_task,
 )
 from fedsift.vector import Layout, Moments
 
@@ -188,6 +189,7 @@ def prepare(
     check_model(own, here[0][0][:2])
     there = None if test is None else _to(test, device)
     task = Task(own, loss, here, there, batch_size, seed, Layout.of(model))
+    check_task(task)
     engine = engine_for(task, algorithm, precision)
     return Federation(task, algorithm, engine, participation, dropout, min_clients, WIRES[wire])
 

@@ -149,7 +149,7 @@ def test_the_loss_is_pytorchs(federation):
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # sparse tensors in vmap
 def test_every_engine_trains_the_same(federation, monkeypatch):
-    monkeypatch.setattr(forked, "WORTHWHILE", -1.0)
+    monkeypatch.setattr(forked, "MIN_PARALLEL_SECONDS", -1.0)
     task, method = federation.task, federation.algorithm
     expected = after_two_rounds(federation, Reference(task))
     assert torch.equal(after_two_rounds(federation, Forked(task, method, 2)), expected)

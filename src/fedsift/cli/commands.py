@@ -36,7 +36,7 @@ from fedsift.cli.theory import advise, bounds
 from fedsift.codec.inspect import dissect
 from fedsift.data.files import use_existing_data_folder
 from fedsift.engine.gpu.stacked import PRECISIONS
-from fedsift.engine.processes.torchrun import joined, rank
+from fedsift.engine.processes.torchrun import process_group, rank
 from fedsift.errors import ConfigError, Diverged, TooFewClients, WorkerDied
 from fedsift.models import MODELS
 from fedsift.runs.compare import configs_of, names_of
@@ -64,7 +64,7 @@ def main(words: list[str] | None = None) -> int:
     2 is for bad input, 3 for a training that failed, 1 for the disk.
     """
     try:
-        with joined():
+        with process_group():
             return int(app(words, standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as problem:
         print(problem.format_message())

@@ -27,7 +27,7 @@ from fedsift.federation.memories import LITTLE, LITTLE_FOR_ALL, Held, Memories, 
 from fedsift.seeding import stream
 from fedsift.task import (
     Task,
-    finite,
+    all_finite,
 )
 from fedsift.vector import Layout, Moments
 
@@ -153,7 +153,7 @@ class Federation:
         sent = Update(parts, (1.0,))
         received, size = self.wire(sent, self.spec(snapshot.round, base), limits)
         state, clamped = apply_broadcast(phase, snapshot.state, received.parts)
-        if not finite(*state):
+        if not all_finite(*state):
             raise Diverged("the global state left the finite numbers")
         return replace(snapshot, state=state, server_memory=memory), size, clamped
 
