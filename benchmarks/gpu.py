@@ -30,7 +30,7 @@ from fedsift.engine import Reference, Stacked
 from fedsift.models.networks import cnn
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
-from fedsift.simulation import prepare
+from fedsift.simulation import Options, prepare
 
 
 def federation(model, algorithm, clients=20, samples=256, device="cuda"):
@@ -41,8 +41,8 @@ def federation(model, algorithm, clients=20, samples=256, device="cuda"):
         for _ in range(clients)
     ]
     return prepare(
-        model, data, None, algorithm, batch_size=64, participation=1.0, dropout=0.0,
-        min_clients=0, wire="count", loss=cross_entropy, seed=0, device=device,
+        model, data, None, algorithm, Options(batch_size=64, participation=1.0, dropout=0.0,
+        min_clients=0, wire="count", loss=cross_entropy, seed=0, device=device),
     )  # fmt: skip
 
 
@@ -56,9 +56,9 @@ def tanh_net():
 
 
 def states(fed, rounds):
-    snapshot = fed.first()
+    snapshot = fed.initial_snapshot()
     for _ in range(rounds):
-        snapshot, _ = fed.play(snapshot)
+        snapshot, _ = fed.run_round(snapshot)
     return snapshot.state
 
 
@@ -85,19 +85,19 @@ def from_itself(fed, rounds) -> float:
 def resumed() -> bool:
     fed = federation(made(cnn), fedadam_ssm())
     unbroken = states(fed, 4)
-    half, _ = fed.play(fed.play(fed.first())[0])
+    half, _ = fed.run_round(fed.run_round(fed.initial_snapshot())[0])
     again = replace(fed, engine=Stacked(fed.task, fed.algorithm))
-    end, _ = again.play(again.play(half)[0])
+    end, _ = again.run_round(again.run_round(half)[0])
     return all(torch.equal(a, b) for a, b in zip(unbroken, end.state, strict=True))
 
 
 def thousand() -> dict[str, float]:
     fed = federation(made(cnn), fedadam_ssm(), clients=1000, samples=60)
     torch.cuda.reset_peak_memory_stats()
-    snapshot, _ = fed.play(fed.first())
+    snapshot, _ = fed.run_round(fed.initial_snapshot())
     torch.cuda.synchronize()
     began = time.perf_counter()
-    fed.play(snapshot)
+    fed.run_round(snapshot)
     torch.cuda.synchronize()
     return {
         "seconds": time.perf_counter() - began,

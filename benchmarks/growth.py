@@ -23,7 +23,7 @@ from fedsift.algorithms import fedadam_ssm
 from fedsift.models.networks import cnn
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
-from fedsift.simulation import prepare
+from fedsift.simulation import Options, prepare
 
 CLIENTS = (10, 30, 100, 300, 1000)
 PARAMETERS = (10**4, 10**5, 10**6, 10**7)
@@ -45,17 +45,17 @@ def time_rounds(model: nn.Module, clients: int, load: dict, device: str, rounds:
         for _ in range(clients)
     ]
     federation = prepare(
-        model, data, None, fedadam_ssm(local_steps=load["steps"]), batch_size=load["batch"],
+        model, data, None, fedadam_ssm(local_steps=load["steps"]), Options(batch_size=load["batch"],
         participation=1.0, dropout=0.0, min_clients=0, wire="count",
-        loss=nn.functional.cross_entropy, seed=0, device=device,
+        loss=nn.functional.cross_entropy, seed=0, device=device),
     )  # fmt: skip
     if device == "cpu":
         federation.engine.start_pool()  # otherwise small rounds would run in one process
-    snapshot, _ = federation.play(federation.first())
+    snapshot, _ = federation.run_round(federation.initial_snapshot())
     seconds = []
     for _ in range(rounds):
         began = time.perf_counter()
-        snapshot, _ = federation.play(snapshot)
+        snapshot, _ = federation.run_round(snapshot)
         if device == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)

@@ -38,10 +38,10 @@ def measure(config: RunConfig, watched: list[int]) -> list[dict[str, float]]:
         return counted(update, spec, limits)
 
     federation = replace(federation, wire=watching)
-    snapshot = federation.first()
+    snapshot = federation.initial_snapshot()
     rows = []
     for round in range(1, max(watched) + 1):
-        snapshot, _ = federation.play(snapshot)
+        snapshot, _ = federation.run_round(snapshot)
         if round not in watched:
             continue
         k = sizes[round, "k"][0]

@@ -20,7 +20,7 @@ from statistics import median, quantiles
 from fedsift.engine import Forked
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment, federation_of
-from fedsift.simulation import first
+from fedsift.simulation import initial_snapshot
 
 CLIENTS, COHORT = 10_000, 100
 
@@ -34,14 +34,14 @@ def compare(algorithm: str, rounds: int) -> dict[str, object]:
     many = federation_of(config_of(algorithm))
     task = replace(many.task, clients=many.task.clients[:COHORT])
     few = replace(many, task=task, engine=Forked(task, many.algorithm), participation=1.0)
-    snapshots = {"many": first(many), "few": first(few)}
+    snapshots = {"many": initial_snapshot(many), "few": initial_snapshot(few)}
     seconds: dict[str, list[float]] = {"many": [], "few": []}
     for fed in (many, few):
         fed.engine.start_pool()
     for _ in range(rounds + 1):
         for name, fed in (("many", many), ("few", few)):
             began = time.perf_counter()
-            snapshots[name], _ = fed.play(snapshots[name])
+            snapshots[name], _ = fed.run_round(snapshots[name])
             seconds[name].append(time.perf_counter() - began)
     del seconds["many"][0], seconds["few"][0]
     row: dict[str, object] = {"algorithm": algorithm}

@@ -21,13 +21,13 @@ def distances(algorithm: str, rounds: int) -> list[dict[str, float]]:
     """Relative distances of W, M and V after each round."""
     values = {"dataset": "fashion-mnist", "algorithm": algorithm, "participation": 0.2}
     fed = federation_of(RunConfig.from_values({**values, "device": "cpu"}))
-    plain = fed.first()
+    plain = fed.initial_snapshot()
     noise = torch.randn(plain.state.w.shape, generator=torch.Generator().manual_seed(0))
     changed = replace(plain, state=plain.state._replace(w=plain.state.w * (1 + 1e-7 * noise)))
     rows = []
     for _ in range(rounds):
-        plain, _ = fed.play(plain)
-        changed, _ = fed.play(changed)
+        plain, _ = fed.run_round(plain)
+        changed, _ = fed.run_round(changed)
         pairs = zip("wmv", plain.state, changed.state, strict=True)
         row = {name: float((a - b).norm() / a.norm()) for name, a, b in pairs}
         rows.append({"round": plain.round, **row})

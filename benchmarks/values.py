@@ -43,9 +43,9 @@ def measure(config: RunConfig, watched: list[int]) -> list[dict[str, float]]:
             counted[f"{role}_limit"] += sum(entropy(row) for row in coded.codes.codes.cpu().numpy())
 
     federation = replace(federation_of(config), on_upload=watching)
-    snapshot = federation.first()
+    snapshot = federation.initial_snapshot()
     for _ in range(max(watched)):
-        snapshot, _ = federation.play(snapshot)
+        snapshot, _ = federation.run_round(snapshot)
     return [
         {"round": round, **{name: total / uploads for name, total in counted.items()}}
         for round, counted in found.items()

@@ -28,12 +28,12 @@ def main(folder):
     fed = replace(made, task=task, engine=Forked(task, made.algorithm, 2))
     fed.engine.start_pool()
     try:
-        fed.play(fed.first())
+        fed.run_round(fed.initial_snapshot())
     except KeyboardInterrupt:
         (folder / "wait").unlink()
         print("interrupted", flush=True)
-    ours, _ = fed.play(fed.first())
-    theirs, _ = replace(fed, engine=Reference(task)).play(fed.first())
+    ours, _ = fed.run_round(fed.initial_snapshot())
+    theirs, _ = replace(fed, engine=Reference(task)).run_round(fed.initial_snapshot())
     print("the same" if torch.equal(ours.state.w, theirs.state.w) else "another")
 
 

@@ -23,7 +23,7 @@ from fedsift.engine import Reference, Task
 from fedsift.federation.round import Federation
 from fedsift.runs.compare import row_of
 from fedsift.seeding import stream
-from fedsift.simulation import play
+from fedsift.simulation import run_rounds
 
 HERE = Path(__file__).parent
 SEEDS, MAX_ROUNDS, MAX_MIBIT = (1, 2, 3), 80, 8.0
@@ -55,7 +55,7 @@ def spent(name: str, seed: int, choice: Choice, target: float) -> dict[str, obje
     mine = make(name, seed)
     federation = Federation(mine, fedadam_ssm(**asdict(choice)), Reference(mine))
     history = []
-    for _, record in play(federation, federation.first(), MAX_ROUNDS):
+    for _, record in run_rounds(federation, federation.initial_snapshot(), MAX_ROUNDS):
         history.append(record)
         if record["accuracy"] >= target or record["uplink_bits_paper"] > MAX_MIBIT * 2**20:
             break
@@ -88,7 +88,9 @@ def beyond(name: str, mibit: float) -> None:
         mine = make(name, SEEDS[0])
         federation = Federation(mine, fedadam_ssm(**asdict(choice)), Reference(mine))
         rounds = round(mibit / choice.mibit(mine.layout.d))
-        history = [record for _, record in play(federation, federation.first(), rounds)]
+        history = [
+            record for _, record in run_rounds(federation, federation.initial_snapshot(), rounds)
+        ]
         accuracies = [record["accuracy"] for record in history]
         found[label] = {
             "rounds": rounds, "mibit": history[-1]["uplink_bits_paper"] / 2**20,

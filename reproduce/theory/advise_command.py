@@ -22,7 +22,7 @@ from fedsift.data.files import read_fashion_mnist, use_data_folder
 from fedsift.runs.compare import row_of
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment, federation_of
-from fedsift.simulation import play
+from fedsift.simulation import run_rounds
 
 CALIBRATED, SEEDS, MAX_ROUNDS = 10, (11, 12, 13), 60
 HEADER = ("task", "target", "settings", "local_steps", "lr", "density", "seed", "mibit", "rounds",
@@ -112,7 +112,7 @@ def spent(config: RunConfig, target: float) -> tuple[str, int, str, str, str]:
     """Mibit and rounds to the target (no Mibit if it was not reached), and where that was seen."""
     federation = federation_of(config)
     history = []
-    for _, record in play(federation, federation.first(), MAX_ROUNDS):
+    for _, record in run_rounds(federation, federation.initial_snapshot(), MAX_ROUNDS):
         history.append(record)
         if record["accuracy"] >= target:
             break

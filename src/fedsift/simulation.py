@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -19,8 +19,18 @@ from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Forked, Stacked, Task
 from fedsift.engine.gpu.stacked import PRECISIONS
 from fedsift.errors import Diverged
+from fedsift.federation.cohort import (
+    check_cohort,
+)
 from fedsift.federation.memories import OnDisk, SlotFile
-from fedsift.federation.round import Federation, RoundReport, Snapshot, check_cohort
+from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
+from fedsift.federation.round import (
+    Federation,
+)
+from fedsift.federation.snapshot import (
+    RoundReport,
+    Snapshot,
+)
 from fedsift.task import (
     Data,
     Loss,
@@ -69,6 +79,7 @@ def simulate(
     seed: int = 0,
     device: str | torch.device = "cpu",
     precision: str = "fp32",
+    max_norm_ratio: float | None = MAX_NORM_RATIO,
     on_round: Callable[[Record], None] | None = None,
 ) -> Result:
     """Train a model over clients that share updates, never data.
@@ -104,6 +115,10 @@ def simulate(
         Where tensors live; ``"auto"`` is CUDA where there is one.
     precision
         On a GPU: ``"fp32"``, ``"tf32"`` or ``"bf16"``.
+    max_norm_ratio
+        An update is rejected if the L2 norm of its W is more than this many times the usual norm
+        in this and recent rounds. M may be twice as many times as large, V the square of that.
+        0 or None: no bound.
     on_round
         Called with each round's record.
 
@@ -123,24 +138,49 @@ def simulate(
         clients,
         test,
         algorithm or fedadam_ssm(),
-        batch_size=batch_size,
-        participation=participation,
-        dropout=dropout,
-        min_clients=min_clients,
-        wire=wire,
-        loss=loss,
-        seed=seed,
-        device=device,
-        precision=precision,
-    )
+        Options(
+            batch_size, participation, dropout, min_clients, wire, loss, seed, device, precision,
+            max_norm_ratio,
+        ),
+    )  # fmt: skip
     history: list[Record] = []
-    last = first(federation)
-    for snapshot, record in play(federation, last, rounds):
+    last = initial_snapshot(federation)
+    for snapshot, record in run_rounds(federation, last, rounds):
         last = snapshot
         history.append(record)
         if on_round:
             on_round(record)
-    return Result(last, history, federation.task.layout, federation.model(last))
+    return Result(last, history, federation.task.layout, federation.model_weights(last))
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a simulation runs: the arguments of :func:`simulate` besides the task and the method."""
+
+    batch_size: int | None
+    participation: float
+    dropout: float
+    min_clients: int
+    wire: str
+    loss: Loss
+    seed: int
+    device: str | torch.device
+    precision: str = "fp32"
+    max_norm_ratio: float | None = MAX_NORM_RATIO
+
+    def check(self, clients: int) -> None:
+        """Raise ValueError unless every option is valid for this number of clients."""
+        if self.batch_size is not None:
+            _check_whole("batch_size", self.batch_size, at_least=1)
+        check_cohort(clients, self.participation, self.min_clients)
+        check_max_norm_ratio(self.max_norm_ratio)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        _check_choice("precision", self.precision, PRECISIONS)
+        if self.precision != "fp32" and torch.device(chosen_device(self.device)).type != "cuda":
+            raise ValueError(f"precision {self.precision} needs a GPU; {self.device} has fp32 only")
+        _check_choice("wire", self.wire, WIRES)
+        _check_whole("seed", self.seed, at_least=0)
 
 
 def prepare(
@@ -148,50 +188,44 @@ def prepare(
     clients: Sequence[Data],
     test: Data | None,
     algorithm: Algorithm,
-    *,
-    batch_size: int | None,
-    participation: float,
-    dropout: float,
-    min_clients: int,
-    wire: str,
-    loss: Loss,
-    seed: int,
-    device: str | torch.device,
-    precision: str = "fp32",
+    options: Options,
 ) -> Federation:
-    """Check everything and put it on the device."""
-    device = chosen_device(device)
+    """Check everything, put it on the device, and return a federation that is ready to run."""
+    check_clients(clients, test)
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            "algorithm must be made by a function of fedsift.algorithms, such as fedadam_ssm(), "
+            f"got {algorithm!r}"
+        )
+    options.check(len(clients))
+    device = chosen_device(options.device)
+    local = [_to(pair, device) for pair in clients]
+    trained = copy.deepcopy(model).to(device)
+    check_model(trained, local[0][0][:2])
+    tested = None if test is None else _to(test, device)
+    layout = Layout.of(model)
+    task = Task(trained, options.loss, local, tested, options.batch_size, options.seed, layout)
+    check_task(task)
+    return Federation(
+        task,
+        algorithm,
+        engine_for(task, algorithm, options.precision),
+        participation=options.participation,
+        dropout=options.dropout,
+        min_clients=options.min_clients,
+        wire=WIRES[options.wire],
+        max_norm_ratio=options.max_norm_ratio,
+    )
+
+
+def check_clients(clients: Sequence[Data], test: Data | None) -> None:
+    """Raise ValueError unless every client, and the test set, is a pair of tensors that match."""
     if not clients:
         raise ValueError("there are no clients: give at least one pair (x, y)")
     for n, pair in enumerate(clients):
         _check_data(f"client {n}", pair)
     if test is not None:
         _check_data("the test set", test)
-    if not isinstance(algorithm, Algorithm):
-        raise ValueError(
-            f"algorithm must be what a function of fedsift.algorithms gives, as fedadam_ssm(), "
-            f"got {algorithm!r}"
-        )
-    if batch_size is not None:
-        _check_whole("batch_size", batch_size, at_least=1)
-    check_cohort(len(clients), participation, min_clients)
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}; choose one of: {', '.join(PRECISIONS)}")
-    if precision != "fp32" and torch.device(device).type != "cuda":
-        raise ValueError(f"precision {precision} needs a GPU; on {device} it is fp32")
-    if wire not in WIRES:
-        raise ValueError(f"unknown wire {wire!r}; choose one of: {', '.join(WIRES)}")
-    _check_whole("seed", seed, at_least=0)
-    here = [_to(pair, device) for pair in clients]
-    own = copy.deepcopy(model).to(device)
-    check_model(own, here[0][0][:2])
-    there = None if test is None else _to(test, device)
-    task = Task(own, loss, here, there, batch_size, seed, Layout.of(model))
-    check_task(task)
-    engine = engine_for(task, algorithm, precision)
-    return Federation(task, algorithm, engine, participation, dropout, min_clients, WIRES[wire])
 
 
 def engine_for(task: Task, algorithm: Algorithm, precision: str) -> Engine:
@@ -201,43 +235,43 @@ def engine_for(task: Task, algorithm: Algorithm, precision: str) -> Engine:
     return Forked(task, algorithm)
 
 
-def first(federation: Federation, path: Path | None = None) -> Snapshot:
-    """Before round 1, with room on the disk (at a path, or nameless) for what clients will keep."""
-    start = federation.first()
-    if not federation.has_much_memory:
+def initial_snapshot(federation: Federation, path: Path | None = None) -> Snapshot:
+    """Return the snapshot before round 1. Large client memories get a file (unnamed by default)."""
+    start = federation.initial_snapshot()
+    if not federation.needs_memory_file:
         return start
     file = SlotFile(federation.algorithm.client_memory, start.state.w, path)
     return replace(start, client_memory=OnDisk(file))
 
 
-def play(
+def run_rounds(
     federation: Federation, snapshot: Snapshot, rounds: int, seconds: float = 0.0
 ) -> Iterator[tuple[Snapshot, Record]]:
-    """Rounds after the snapshot's, up to ``rounds``, each with its record."""
+    """Run the rounds after a snapshot, up to ``rounds``; yield each snapshot with its record."""
     while snapshot.round < rounds:
         began = time.perf_counter()
         try:
-            snapshot, happened = federation.play(snapshot)
+            snapshot, report = federation.run_round(snapshot)
         except Diverged as problem:
             raise Diverged(f"training diverged in round {snapshot.round + 1}: {problem}") from None
-        accuracy, loss = federation.engine.evaluate(federation.model(snapshot))
+        accuracy, loss = federation.engine.evaluate(federation.model_weights(snapshot))
         seconds += time.perf_counter() - began
-        yield snapshot, record_of(snapshot, accuracy, loss, happened, seconds)
+        yield snapshot, record_of(snapshot, accuracy, loss, report, seconds)
 
 
 def record_of(
     snapshot: Snapshot,
     accuracy: float | None,
     loss: float | None,
-    happened: RoundReport,
+    report: RoundReport,
     seconds: float,
 ) -> Record:
-    """A round's line of metrics.jsonl; traffic and seconds are totals so far."""
+    """Return a round's line of metrics.jsonl; traffic and seconds are totals so far."""
     return {
         "round": snapshot.round,
         "accuracy": finite_or_none(accuracy),
         "loss": finite_or_none(loss),
-        **asdict(happened),
+        **asdict(report),
         "uplink_bits_paper": snapshot.traffic.uplink_bits_paper,
         "uplink_bytes": snapshot.traffic.uplink_bytes,
         "downlink_bytes": snapshot.traffic.downlink_bytes,
@@ -289,6 +323,11 @@ def _check_data(whose: str, pair: Any) -> None:
 def _kind(x: object) -> str:
     inner = ", ".join(_kind(each) for each in x) if isinstance(x, tuple | list) else ""
     return f"({inner})" if inner else type(x).__name__
+
+
+def _check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"unknown {name} {value!r}; choose one of: {', '.join(choices)}")
 
 
 def _check_whole(name: str, value: Any, at_least: int) -> None:

@@ -8,8 +8,8 @@ from torch.nn.functional import mse_loss
 
 import fedsift
 from fedsift import algorithms
-from fedsift.federation.memories import Held
-from fedsift.simulation import prepare
+from fedsift.federation.memories import InMemory
+from fedsift.simulation import Options, prepare
 from problems import ridge
 
 SETTINGS = {"density": 0.05, "down_density": 0.2, "local_steps": 10, "lr": 0.004}
@@ -22,7 +22,7 @@ def loss(problem, w):
 
 def played(federation, snapshot, rounds):
     for _ in range(rounds):
-        snapshot, _ = federation.play(snapshot)
+        snapshot, _ = federation.run_round(snapshot)
     return snapshot
 
 
@@ -30,14 +30,14 @@ def played(federation, snapshot, rounds):
 def test_residuals_that_are_lost_do_not_hurt_for_long(seed):
     problem = ridge(seed, clients=8, d=60, dtype=torch.float32)
     federation = prepare(
-        problem.model, problem.clients, None, algorithms.sift(**SETTINGS), batch_size=None,
+        problem.model, problem.clients, None, algorithms.sift(**SETTINGS), Options(batch_size=None,
         participation=1.0, dropout=0.0, min_clients=0, wire="count", loss=mse_loss, seed=0,
-        device="cpu",
+        device="cpu"),
     )  # fmt: skip
-    before = played(federation, federation.first(), 20)
+    before = played(federation, federation.initial_snapshot(), 20)
     remembered = {n: kept for n, kept in before.client_memory.items() if n % 2}
     assert any(bool(kept["residual"].any()) for kept in remembered.values())
-    forgetful = replace(before, client_memory=Held(remembered))  # the others begin with zeros
+    forgetful = replace(before, client_memory=InMemory(remembered))  # the others begin with zeros
     whole, broken = (played(federation, each, 12) for each in (before, forgetful))
     assert not torch.equal(whole.state.w, broken.state.w)
     # Twelve rounds later both have come the same way down.

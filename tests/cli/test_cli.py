@@ -26,7 +26,9 @@ from fedsift.cli.terminal import show_timings
 from fedsift.cli.timings import Timing
 from fedsift.codec.errors import FrameError
 from fedsift.data import DATASETS
-from fedsift.federation.round import Inbox
+from fedsift.federation.inbox import (
+    Inbox,
+)
 from fedsift.models import MODELS
 from fedsift.runs import RunConfig, RunFolder, federation_of
 from fedsift.runs.disk import replace_file
@@ -768,7 +770,7 @@ def test_a_round_with_too_few_updates_ends_with_3_and_names_the_round(here, caps
     words = ["--dropout", "0.5", "--min-clients", "4", *QUICK, "--out", "out"]
     assert main(["run", *words]) == 3
     said = capsys.readouterr().err.splitlines()[-1]
-    assert re.search(r"round \d has [0-3] of at least 4 updates: [1-4] were lost", said)
+    assert re.search(r"round \d merged [0-3] updates, but needs at least 4: [1-4] were lost", said)
     assert "smaller --dropout" in said
     assert len(metrics_of(here / "out")) == int(re.search(r"round (\d)", said)[1]) - 1
 

@@ -140,14 +140,14 @@ def test_each_algorithm_gets_the_settings_it_has_and_the_others_their_defaults(c
 def test_run_again_with_the_same_folder_it_trains_nothing_twice(copied, monkeypatch):
     table = (copied / "compare.csv").read_bytes()
     trained = {name: history_of(copied, name) for name in ALGORITHMS}
-    monkeypatch.setattr(Federation, "play", no_more_training)
+    monkeypatch.setattr(Federation, "run_round", no_more_training)
     assert compare(copied) == 0
     assert {name: history_of(copied, name) for name in ALGORITHMS} == trained
     assert (copied / "compare.csv").read_bytes() == table
 
 
 def test_another_target_over_a_finished_comparison_needs_no_training(copied, monkeypatch):
-    monkeypatch.setattr(Federation, "play", no_more_training)
+    monkeypatch.setattr(Federation, "run_round", no_more_training)
     assert compare(copied, target=0.01) == 0
     assert {row["round"] for row in rows_of(copied).values()} == {"1"}
 
@@ -162,7 +162,7 @@ def test_an_algorithm_can_be_added_to_a_finished_comparison(copied):
 def test_a_comparison_stopped_in_its_second_run_goes_on_to_the_same_table(
     comparison, tmp_path, monkeypatch, capsys
 ):
-    play, calls = Federation.play, []
+    play, calls = Federation.run_round, []
 
     def interrupted(self, snapshot):
         calls.append(snapshot)
@@ -171,7 +171,7 @@ def test_a_comparison_stopped_in_its_second_run_goes_on_to_the_same_table(
         return play(self, snapshot)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Federation, "play", interrupted)
+        patched.setattr(Federation, "run_round", interrupted)
         assert compare(tmp_path / "out") == 130
     assert not (tmp_path / "out" / "compare.csv").exists()
     capsys.readouterr()
@@ -273,7 +273,7 @@ def test_a_comparison_that_was_stopped_says_how_it_goes_on(tmp_path, capsys, mon
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Federation, "play", stop)
+    monkeypatch.setattr(Federation, "run_round", stop)
     assert compare(tmp_path / "the out") == 130
     place = f"'{tmp_path}/the out'"
     assert f"continue with: the same command with --out {place}" in capsys.readouterr().err

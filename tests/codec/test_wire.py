@@ -1,4 +1,4 @@
-"""The wire inside a federation: real bytes train the same, and bad uploads do not stop a round."""
+"""Wires in a federation: encoding does not change training, and bad uploads are rejected."""
 
 from dataclasses import replace
 
@@ -10,8 +10,9 @@ import fedsift
 from fedsift import algorithms
 from fedsift.codec import FrameError, decode, encode
 from fedsift.codec.frame import checksum
+from fedsift.codec.wire import SimulatedWire
 from fedsift.errors import TooFewClients
-from fedsift.simulation import prepare
+from fedsift.simulation import Options, prepare
 from problems import ridge
 
 
@@ -31,7 +32,7 @@ def train(name, wire, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", algorithms.METHODS)
-def test_real_bytes_train_the_same_bit_for_bit(name, dtype):
+def test_encoded_messages_train_the_same_bit_for_bit(name, dtype):
     counted, real = train(name, "count", dtype), train(name, "real", dtype)
     for ours, theirs in zip(counted.state, real.state, strict=True):
         assert torch.equal(ours, theirs)
@@ -47,14 +48,14 @@ def federation(wire, name="fedadam-ssm", **options):
     options = {"participation": 1.0, "dropout": 0.0, "min_clients": 0, **options}
     method = algorithms.find(name)(**settings(name, density=0.2, local_steps=3))
     made = prepare(
-        problem.model, problem.clients, None, method, batch_size=None, wire="real",
-        loss=mse_loss, seed=0, device="cpu", **options,
+        problem.model, problem.clients, None, method, Options(batch_size=None, wire="real",
+        loss=mse_loss, seed=0, device="cpu", **options),
     )  # fmt: skip
-    return replace(made, wire=wire)
+    return replace(made, wire=SimulatedWire(wire))
 
 
 def tampering(tamper, victims=(2,)):
-    """A wire on which the given clients' frames are replaced."""
+    """Return a wire function that replaces the given clients' frames."""
 
     def wire(update, spec, limits):
         frame = encode(update, spec)
@@ -67,10 +68,10 @@ def tampering(tamper, victims=(2,)):
 
 def with_values(update, value, role="w"):
     part = update.parts[0]
-    codes = part.values[role].codes
-    changed = codes.codes.clone()
+    quantized = part.values[role].quantized
+    changed = quantized.codes.clone()
     changed[0, 0] = value
-    coded = replace(part.values[role], codes=replace(codes, codes=changed))
+    coded = replace(part.values[role], quantized=replace(quantized, codes=changed))
     return replace(update, parts=(replace(part, values={**part.values, role: coded}),))
 
 
@@ -88,20 +89,22 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_bad_upload_is_rejected_and_the_round_goes_on(attack):
+def test_a_bad_upload_is_rejected_and_the_round_continues(attack):
     attacked = federation(tampering(ATTACKS[attack]))
-    after, happened = attacked.play(attacked.first())
+    after, happened = attacked.run_round(attacked.initial_snapshot())
     assert (happened.clients, happened.rejected) == (4, 1)
 
     absent = federation(tampering(lambda *_: b""))
-    without, _ = absent.play(absent.first())
+    without, _ = absent.run_round(absent.initial_snapshot())
     assert torch.equal(after.state.w, without.state.w)
 
 
-def test_a_round_with_too_few_good_updates_stops_with_the_reason():
+def test_a_round_with_too_few_valid_updates_raises_with_the_reason():
     few = federation(tampering(lambda *_: b"", victims=(0, 1, 2)), min_clients=3)
-    with pytest.raises(TooFewClients, match=r"2 of at least 3 updates.*3 rejected \(client 0"):
-        few.play(few.first())
+    with pytest.raises(
+        TooFewClients, match=r"merged 2 updates, but needs at least 3.*3 rejected \(client 0"
+    ):
+        few.run_round(few.initial_snapshot())
 
 
 def test_a_hostile_second_moment_is_clamped_and_counted():
@@ -109,7 +112,7 @@ def test_a_hostile_second_moment_is_clamped_and_counted():
         return encode(with_values(update, -1e3, role="v"), spec)
 
     attacked = federation(tampering(poison))
-    after, happened = attacked.play(attacked.first())
+    after, happened = attacked.run_round(attacked.initial_snapshot())
     assert happened.clamped == 1
     assert bool((after.state.v >= 0).all())
 
@@ -124,24 +127,23 @@ def test_a_replayed_frame_is_refused_in_the_next_round():
         return update, 0
 
     fed = federation(wire)
-    first, happened = fed.play(fed.first())
+    first, happened = fed.run_round(fed.initial_snapshot())
     assert happened.rejected == 0
-    _, happened = fed.play(first)
+    _, happened = fed.run_round(first)
     assert happened.rejected == 1
 
 
 def test_memory_is_kept_only_by_clients_whose_update_arrived():
     fed = federation(tampering(lambda *_: b"", victims=(1, 3)), name="efficient-adam")
-    after, _ = fed.play(fed.first())
+    after, _ = fed.run_round(fed.initial_snapshot())
     assert set(after.client_memory) == {0, 2, 4}
 
 
-def test_the_server_needs_no_more_memory_for_more_clients():
-    """What a round's sum holds does not depend on how many updates went into it."""
-    from fedsift.codec.update import Sum, Update, dense
+def test_the_sums_memory_does_not_depend_on_the_number_of_clients():
+    from fedsift.codec.update import Update, WeightedSum, dense
     from fedsift.vector import Moments
 
-    total = Sum(Moments.start(torch.zeros(8)))
+    total = WeightedSum(Moments.start(torch.zeros(8)))
     held = {id(x) for x in total.total}
     for _ in range(100):
         total.add(Update(dense({"w": torch.ones(1, 8)}), (1.0,)))
@@ -149,7 +151,7 @@ def test_the_server_needs_no_more_memory_for_more_clients():
     assert set(vars(total)) == {"total", "weight"}
 
 
-def test_the_traffic_is_the_frames_length():
+def test_the_traffic_is_the_length_of_the_frames():
     lengths = []
 
     def wire(update, spec, limits):
@@ -158,8 +160,8 @@ def test_the_traffic_is_the_frames_length():
         return decode(frame, spec.layout, limits), len(frame)
 
     fed = federation(wire)
-    start = fed.first()
-    after, _ = fed.play(start)
+    start = fed.initial_snapshot()
+    after, _ = fed.run_round(start)
     up = [size for client, size in lengths if client is not None]
     first, down = (size for client, size in lengths if client is None)
     assert start.traffic.downlink_bytes == first
@@ -172,7 +174,7 @@ def test_an_unknown_wire_is_refused():
         train("fedadam", "telepathy")
 
 
-def test_the_exception_is_one_type():
+def test_a_frame_error_is_a_value_error():
     assert issubclass(FrameError, ValueError)
 
 
@@ -181,28 +183,28 @@ def test_a_client_with_huge_but_finite_values_is_rejected_alone():
         return encode(with_values(update, 3e38), spec)
 
     attacked = federation(tampering(huge))
-    after, happened = attacked.play(attacked.first())
+    after, happened = attacked.run_round(attacked.initial_snapshot())
     assert (happened.clients, happened.rejected) == (4, 1)
     assert bool(torch.isfinite(after.state.w).all())
 
 
 @pytest.mark.parametrize("weight", [5e-324, 1.0])
-def test_a_weight_that_is_not_the_clients_own_is_rejected(weight):
+def test_an_unexpected_weight_is_rejected(weight):
     def lighter(frame, update, spec):
         return encode(replace(update, weights=(weight,)), spec)
 
     attacked = federation(tampering(lighter))
-    _, happened = attacked.play(attacked.first())
+    _, happened = attacked.run_round(attacked.initial_snapshot())
     assert happened.rejected == 1
 
 
 def test_a_frame_of_another_run_is_rejected():
     attacked = federation(tampering(lambda f, u, spec: encode(u, replace(spec, run=bytes(8)))))
-    _, happened = attacked.play(attacked.first())
+    _, happened = attacked.run_round(attacked.initial_snapshot())
     assert happened.rejected == 1
 
 
-def test_half_precision_models_travel_too():
+def test_half_precision_models_can_be_encoded():
     problem = ridge(1, clients=3, d=40, dtype=torch.bfloat16)
     runs = [
         fedsift.simulate(problem.model, problem.clients, loss=mse_loss, rounds=2, wire=wire)

@@ -19,7 +19,7 @@ from fedsift.engine import Forked, Reference, Stacked
 from fedsift.engine.processes import forked
 from fedsift.models import build
 from fedsift.models.transformer import Block, Characters
-from fedsift.simulation import prepare
+from fedsift.simulation import Options, prepare
 
 
 @pytest.fixture(scope="module")
@@ -146,15 +146,27 @@ def federation(name="fedadam-ssm"):
     method = algorithms.find(name)(**{k: v for k, v in wanted.items() if k in known})
     clients = [words(20, seed) for seed in range(4)]
     return prepare(
-        small(), clients, words(1100, 9), method, batch_size=8, participation=1.0, dropout=0.0,
-        min_clients=0, wire="count", loss=loss_of(clients[0][1]), seed=0, device="cpu",
-    )  # fmt: skip
+        small(),
+        clients,
+        words(1100, 9),
+        method,
+        Options(
+            batch_size=8,
+            participation=1.0,
+            dropout=0.0,
+            min_clients=0,
+            wire="count",
+            loss=loss_of(clients[0][1]),
+            seed=0,
+            device="cpu",
+        ),
+    )
 
 
 def two_rounds(fed):
-    snapshot, scores = fed.first(), []
+    snapshot, scores = fed.initial_snapshot(), []
     for _ in range(2):
-        snapshot, _ = fed.play(snapshot)
+        snapshot, _ = fed.run_round(snapshot)
         scores.append(fed.engine.evaluate(snapshot.state.w))
     return snapshot, scores
 

@@ -21,10 +21,10 @@ from fedsift.engine import Forked, Reference, Stacked
 from fedsift.engine.contract import Job
 from fedsift.engine.gpu.gradients import StreamGradients, VmapGradients, can_vmap
 from fedsift.engine.gpu.stacked_task import StackedTask
-from fedsift.engine.processes import forked, worker
+from fedsift.engine.processes import forked, pool, worker
 from fedsift.errors import Diverged, WorkerDied
 from fedsift.models.transformer import Attention
-from fedsift.simulation import prepare
+from fedsift.simulation import Options, prepare
 from fedsift.task import Task
 from problems import ridge
 
@@ -32,7 +32,7 @@ CUDA = torch.cuda.is_available()
 
 
 @pytest.fixture(autouse=True)
-def everything_is_worthwhile(monkeypatch):
+def always_parallel(monkeypatch):
     monkeypatch.setattr(forked, "MIN_PARALLEL_SECONDS", -1.0)
 
 
@@ -58,23 +58,23 @@ def federation(name="fedadam-ssm", processes=2, **options):
     test = torch.randn(2500, 1, 8, 8), torch.randint(0, 4, (2500,))
     options = {"participation": 0.8, "dropout": 0.2, "min_clients": 0, "wire": "count", **options}
     made = prepare(
-        network(), images(), test, method, batch_size=8, loss=cross_entropy, seed=0,
-        device="cpu", **options,
+        network(), images(), test, method, Options(batch_size=8, loss=cross_entropy, seed=0,
+        device="cpu", **options),
     )  # fmt: skip
     return replace(made, engine=Forked(made.task, method, processes))
 
 
 def rounds(fed, count=3):
-    snapshot, happened = fed.first(), []
+    snapshot, happened = fed.initial_snapshot(), []
     for _ in range(count):
-        snapshot, record = fed.play(snapshot)
+        snapshot, record = fed.run_round(snapshot)
         happened.append((record, snapshot.traffic, fed.engine.evaluate(snapshot.state.w)))
     return snapshot, happened
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
 @pytest.mark.parametrize("name", ["fedadam-ssm", "fedadam-top", "efficient-adam", "onebit-adam"])
-def test_ranks_are_the_reference_bit_for_bit(name, processes):
+def test_parallel_results_are_bit_identical_to_the_reference(name, processes):
     parallel = federation(name, processes)
     serial = replace(parallel, engine=Reference(parallel.task))
     ours, happened = rounds(parallel)
@@ -86,7 +86,7 @@ def test_ranks_are_the_reference_bit_for_bit(name, processes):
     for n, memory in theirs.client_memory.items():
         for key, x in memory.items():
             assert torch.equal(ours.client_memory[n][key], x)
-    if parallel.engine.processes > 1:  # beside a GPU, a process that trained cannot be forked
+    if parallel.engine.processes > 1:  # next to a GPU, a process that trained cannot be forked
         assert len(parallel.engine.pool.processes) == processes
 
 
@@ -113,28 +113,28 @@ def test_the_result_does_not_depend_on_torchs_threads(threads):
     assert torch.equal(snapshot.state.w, expected.state.w)
 
 
-def test_small_work_starts_no_process(monkeypatch):
+def test_small_work_starts_no_workers(monkeypatch):
     monkeypatch.setattr(forked, "MIN_PARALLEL_SECONDS", 60.0)
     fed = federation()
     rounds(fed, 1)
     assert fed.engine.pool is None
 
 
-def test_a_divergence_in_a_process_is_told_and_the_engine_goes_on():
+def test_divergence_in_a_worker_is_reported_and_the_engine_stays_usable():
     fed = federation(participation=1.0, dropout=0.0)
-    before, _ = fed.play(fed.first())
+    before, _ = fed.run_round(fed.initial_snapshot())
     broken = before.state._replace(w=torch.full_like(before.state.w, float("nan")))
     with pytest.raises(Diverged, match="client 0"):
-        fed.play(replace(before, state=broken))
-    again, _ = fed.play(before)
-    expected, _ = replace(fed, engine=Reference(fed.task)).play(before)
+        fed.run_round(replace(before, state=broken))
+    again, _ = fed.run_round(before)
+    expected, _ = replace(fed, engine=Reference(fed.task)).run_round(before)
     assert torch.equal(again.state.w, expected.state.w)
 
 
-@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
-def test_a_bug_in_a_process_is_told_with_its_traceback():
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
+def test_an_exception_in_a_worker_is_reported_with_its_traceback():
     fed = federation(participation=1.0)
-    fed.play(fed.first())
+    fed.run_round(fed.initial_snapshot())
 
     def unwilling(output, labels):
         raise ZeroDivisionError("the loss is unwilling")
@@ -142,50 +142,102 @@ def test_a_bug_in_a_process_is_told_with_its_traceback():
     fed = replace(fed, engine=Forked(replace(fed.task, loss=unwilling), fed.algorithm, 2))
     fed.engine.start_pool()
     with pytest.raises(RuntimeError, match="the loss is unwilling"):
-        fed.play(fed.first())
+        fed.run_round(fed.initial_snapshot())
 
 
-@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
-def test_a_killed_process_ends_the_round_with_a_clear_message():
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
+def test_a_killed_worker_is_reported_in_one_line():
     fed = federation(participation=1.0)
-    before, _ = fed.play(fed.first())
+    before, _ = fed.run_round(fed.initial_snapshot())
     for child in active_children():
         os.kill(child.pid, signal.SIGKILL)
-    with pytest.raises(WorkerDied, match="died"):
-        fed.play(before)
+    with pytest.raises(WorkerDied, match=r"worker process [0-9]+ was killed"):
+        fed.run_round(before)
 
 
-@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
-def test_a_process_that_is_dead_already_is_told_of_too_and_the_engine_starts_anew():
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
+def test_a_worker_that_died_between_rounds_is_reported_and_the_pool_is_restarted():
     fed = federation(participation=1.0, dropout=0.0)
-    before, _ = fed.play(fed.first())
+    before, _ = fed.run_round(fed.initial_snapshot())
     child = next(iter(fed.engine.pool.processes.values()))
     child.kill()
     child.join()  # nobody reads at the other end of its pipe now
-    with pytest.raises(WorkerDied, match="died"):
+    with pytest.raises(WorkerDied, match=r"worker process [0-9]+ was killed"):
         fed.engine.evaluate(before.state.w)
-    again, _ = fed.play(before)
+    again, _ = fed.run_round(before)
     assert fed.engine.idle_pool()
-    expected, _ = replace(fed, engine=Reference(fed.task)).play(before)
+    expected, _ = replace(fed, engine=Reference(fed.task)).run_round(before)
     assert torch.equal(again.state.w, expected.state.w)
 
 
-@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
-def test_a_round_that_was_left_does_not_disturb_the_next():
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_stopped_worker_is_reported_in_one_line(when, monkeypatch):
+    monkeypatch.setattr(pool, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(pool, "STOPPED_SECONDS", 0.3)
     fed = federation(participation=1.0, dropout=0.0)
-    start = fed.first()
+    start = fed.initial_snapshot()
+    fed.engine.start_pool()
+    process = next(iter(fed.engine.pool.processes.values()))
+    memory = {n: {} for n in range(5)}
+    job = Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2, 3, 4), memory)
+    results = fed.engine.train(job)
+    if when == "during":
+        next(results)
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerDied, match=f"worker process {process.pid} is stopped"):
+        list(results)
+    assert not process.is_alive()
+
+
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
+@pytest.mark.parametrize(
+    "problem",
+    [
+        MemoryError("72 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 72 GiB"),
+    ],
+    ids=["numpy", "torch"],
+)
+def test_a_worker_without_memory_is_reported_in_one_line(problem):
+    def too_large(output, labels):
+        raise problem
+
+    fed = federation(participation=1.0)
+    fed = replace(fed, engine=Forked(replace(fed.task, loss=too_large), fed.algorithm, 2))
+    fed.engine.start_pool()
+    with pytest.raises(WorkerDied, match=r"a worker process ran out of memory: .*72 GiB$"):
+        fed.run_round(fed.initial_snapshot())
+
+
+def test_other_ends_of_a_worker_are_described():
+    class Ended:
+        pid, exitcode = 7, -signal.SIGSEGV
+
+        def join(self, timeout):
+            pass
+
+    assert pool.death_message(Ended()) == "worker process 7 was ended by SIGSEGV"
+    Ended.exitcode = 3
+    assert pool.death_message(Ended()) == "worker process 7 ended unexpectedly with exit code 3"
+
+
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
+def test_an_abandoned_round_does_not_disturb_the_next():
+    fed = federation(participation=1.0, dropout=0.0)
+    start = fed.initial_snapshot()
     fed.engine.start_pool()
     job = Job(1, fed.algorithm.phase(1), start.state, (4, 3, 2, 1, 0), {n: {} for n in range(5)})
     left = fed.engine.train(job)
     next(left)  # the others are at work, and nobody will ask for their results
-    ours, _ = fed.play(start)
-    theirs, _ = replace(fed, engine=Reference(fed.task)).play(start)
+    ours, _ = fed.run_round(start)
+    theirs, _ = replace(fed, engine=Reference(fed.task)).run_round(start)
     assert torch.equal(ours.state.w, theirs.state.w)
     left.close()
     assert fed.engine.idle_pool()
 
 
-@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
 def test_ctrl_c_does_not_wait_for_clients_that_train(tmp_path):
     (tmp_path / "wait").touch()
     here = Path(__file__).parents[1]
@@ -211,7 +263,7 @@ def test_ctrl_c_does_not_wait_for_clients_that_train(tmp_path):
     assert not [path for path in begun if Path(f"/proc/{path.stem}").exists()]
 
 
-@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
 def test_processes_end_with_their_engine():
     fed = federation()
     already = set(active_children())
@@ -228,9 +280,9 @@ def test_processes_end_with_their_engine():
 def test_regression_without_a_test_set():
     problem = ridge(0)
     made = prepare(
-        problem.model, problem.clients, None, algorithms.fedsgd(2), batch_size=None,
+        problem.model, problem.clients, None, algorithms.fedsgd(2), Options(batch_size=None,
         loss=mse_loss, seed=0, device="cpu", participation=1.0, dropout=0.0, min_clients=0,
-        wire="real",
+        wire="real"),
     )  # fmt: skip
     fed = replace(made, engine=Forked(made.task, made.algorithm, 2))
     ours, happened = rounds(fed, 2)
@@ -317,9 +369,9 @@ def test_a_stack_with_random_layers_follows_the_seed_alone():
     fed = federation()
     engine = Stacked(fed.task, fed.algorithm)
     fed = replace(fed, engine=engine)
-    once, _ = fed.play(fed.first())
+    once, _ = fed.run_round(fed.initial_snapshot())
     torch.rand(7)
-    again, _ = fed.play(fed.first())
+    again, _ = fed.run_round(fed.initial_snapshot())
     assert torch.equal(once.state.w, again.state.w)
 
 
@@ -337,8 +389,8 @@ def test_a_parameter_that_is_not_used_has_no_gradient():
     task = replace(fed.task, model=Partly())
     task = replace(task, layout=type(task.layout).of(task.model))
     for engine in (Stacked(task, fed.algorithm), Reference(task)):
-        after, _ = replace(fed, task=task, engine=engine).play(
-            replace(fed, task=task, engine=engine).first()
+        after, _ = replace(fed, task=task, engine=engine).run_round(
+            replace(fed, task=task, engine=engine).initial_snapshot()
         )
         assert not bool(after.state.m[-12:].any())
 
@@ -350,22 +402,22 @@ def test_the_next_client_in_turn_is_handed_on_at_once(monkeypatch):
     trained = []
     train = engine._train_stack
     monkeypatch.setattr(engine, "_train_stack", lambda j, c: (trained.append(c), train(j, c))[1])
-    start = fed.first()
+    start = fed.initial_snapshot()
     job = Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2), {n: {} for n in range(3)})
     next(engine.train(job))
     assert trained == [(0,)]
 
 
 @pytest.mark.parametrize("labels", [torch.zeros(10, 3, dtype=torch.long), torch.zeros(10)])
-def test_accuracy_is_given_only_where_it_means_something(labels):
+def test_accuracy_is_reported_for_class_labels_only(labels):
     fed = federation()
     task = replace(fed.task, test=(torch.zeros(10, 1, 8, 8), labels), loss=lambda a, b: a.sum())
-    accuracy, loss = Reference(task).evaluate(fed.first().state.w)
+    accuracy, loss = Reference(task).evaluate(fed.initial_snapshot().state.w)
     assert accuracy is None
     assert loss is not None
 
 
-def test_processes_that_cannot_train_leave_the_work_here(monkeypatch):
+def test_without_working_autograd_in_forks_all_work_stays_in_one_process(monkeypatch):
     monkeypatch.setattr(worker, "can_train", lambda: False)
     fed = federation()
     ours, _ = rounds(fed, 2)
@@ -374,12 +426,12 @@ def test_processes_that_cannot_train_leave_the_work_here(monkeypatch):
     assert torch.equal(ours.state.w, theirs.state.w)
 
 
-@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
 def test_beside_a_gpu_processes_are_forked_before_anything_is_trained(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     fed = federation(participation=1.0)
     monkeypatch.setattr(fed.engine.reference, "train", lambda job: pytest.fail("trained here"))
-    fed.play(fed.first())
+    fed.run_round(fed.initial_snapshot())
     assert len(fed.engine.pool.processes) == 2
 
 
@@ -392,5 +444,5 @@ def test_a_method_may_keep_the_gradients_that_it_is_given():
         return x._replace(w=x.w - 0.1 * gradient)
 
     phase = replace(fed.algorithm.phase(1), step=step)
-    list(Reference(fed.task).train(Job(1, phase, fed.first().state, (0,), {0: {}})))
+    list(Reference(fed.task).train(Job(1, phase, fed.initial_snapshot().state, (0,), {0: {}})))
     assert len({float(gradient.sum()) for gradient in kept}) == phase.local_steps

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from fedsift import algorithms
 from fedsift.engine import Forked, Reference, Stacked
 from fedsift.engine.processes import forked
-from fedsift.simulation import prepare
+from fedsift.simulation import Options, prepare
 from fedsift.vector import Layout
 
 CLIENTS, SAMPLES, CLASSES = 3, 20, 4
@@ -117,9 +117,9 @@ def loss_of(output, labels):
 
 def made(model, data, loss=cross_entropy):
     return prepare(
-        model, data, data[0], algorithms.fedadam(local_steps=2), batch_size=None,
+        model, data, data[0], algorithms.fedadam(local_steps=2), Options(batch_size=None,
         participation=1.0, dropout=0.0, min_clients=0, wire="count", loss=loss, seed=0,
-        device="cpu",
+        device="cpu"),
     )  # fmt: skip
 
 
@@ -134,9 +134,9 @@ def federation(request):
 
 
 def after_two_rounds(federation, engine):
-    federation, snapshot = replace(federation, engine=engine), federation.first()
+    federation, snapshot = replace(federation, engine=engine), federation.initial_snapshot()
     for _ in range(2):
-        snapshot, _ = federation.play(snapshot)
+        snapshot, _ = federation.run_round(snapshot)
     return snapshot.state.w
 
 
@@ -155,14 +155,16 @@ def test_every_engine_trains_the_same(federation, monkeypatch):
     assert torch.equal(after_two_rounds(federation, Forked(task, method, 2)), expected)
     stacked = after_two_rounds(federation, Stacked(task, method))
     torch.testing.assert_close(stacked, expected, rtol=1e-4, atol=1e-6)
-    assert not torch.equal(expected, federation.first().state.w)
+    assert not torch.equal(expected, federation.initial_snapshot().state.w)
 
 
 def test_a_gpu_wants_samples_of_one_shape():
-    data = [(torch.randn(5, length, 3), torch.zeros(5, dtype=torch.int64)) for length in (2, 4)]
+    data = [
+        (torch.randn(5, length, 3), torch.zeros(5, 2, dtype=torch.int64)) for length in (2, 4)
+    ]
     model = nn.Sequential(nn.Linear(3, 2))
     federation = made(model, data)
-    with pytest.raises(ValueError, match="of one shape"):
+    with pytest.raises(ValueError, match="must have the same shape"):
         Stacked(federation.task, federation.algorithm)
 
 

@@ -15,7 +15,7 @@ import fedsift
 from fedsift import algorithms
 from fedsift.engine.contract import Job
 from fedsift.errors import Diverged
-from fedsift.simulation import prepare
+from fedsift.simulation import Options, prepare
 from fedsift.task import (
     sample_without_replacement,
 )
@@ -29,7 +29,7 @@ def federation(clients=10, algorithm=METHOD, batch_size=None, **options):
     options = {"participation": 1.0, "dropout": 0.0, "min_clients": 0, "wire": "count", **options}
     return prepare(
         problem.model, problem.clients, None, algorithm,
-        batch_size=batch_size, loss=mse_loss, seed=3, device="cpu", **options,
+        Options(batch_size=batch_size, loss=mse_loss, seed=3, device="cpu", **options),
     )  # fmt: skip
 
 
@@ -51,11 +51,11 @@ def test_a_tiny_participation_still_takes_one():
 
 def test_lost_updates_are_neither_merged_nor_counted():
     fed = federation(dropout=0.5)
-    lost = fed.dropped(1, fed.cohort(1))
-    after, happened = fed.play(fed.first())
+    lost = fed.lost_clients(1, fed.cohort(1))
+    after, happened = fed.run_round(fed.initial_snapshot())
     assert 0 < len(lost) < 10
     assert happened.clients == 10 - len(lost)
-    everyone, _ = federation().play(fed.first())
+    everyone, _ = federation().run_round(fed.initial_snapshot())
     share = (10 - len(lost)) / 10
     assert after.traffic.uplink_bits_paper == share * everyone.traffic.uplink_bits_paper
     assert not torch.equal(after.state.w, everyone.state.w)
@@ -63,14 +63,14 @@ def test_lost_updates_are_neither_merged_nor_counted():
 
 def test_a_client_whose_update_is_lost_keeps_its_memory():
     fed = federation(dropout=0.5, algorithm=algorithms.efficient_adam())
-    after, _ = fed.play(fed.first())
-    assert set(after.client_memory) == set(range(10)) - fed.dropped(1, fed.cohort(1))
+    after, _ = fed.run_round(fed.initial_snapshot())
+    assert set(after.client_memory) == set(range(10)) - fed.lost_clients(1, fed.cohort(1))
 
 
 def test_a_round_in_which_all_is_lost_changes_nothing():
     fed = federation(clients=1, dropout=0.999)
-    before = fed.first()
-    after, happened = fed.play(before)
+    before = fed.initial_snapshot()
+    after, happened = fed.run_round(before)
     assert happened.clients == 0
     assert torch.equal(after.state.w, before.state.w)
     assert after.round == 1
@@ -97,23 +97,23 @@ def test_large_batches_are_drawn_as_small_ones_are(size, monkeypatch):
     uniforms = np.random.default_rng(0).random((*np.shape(size), 5, 600))
     size = np.asarray(size)[..., None].repeat(5, -1)
     quick = sample_without_replacement(uniforms, size)
-    monkeypatch.setattr("fedsift.task.MANY", 10_000)
+    monkeypatch.setattr("fedsift.task.MAX_COMPARED", 10_000)
     assert (quick == sample_without_replacement(uniforms, size)).all()
     assert all(len(set(batch)) == 600 for batch in quick.reshape(-1, 600).tolist())
 
 
 def test_traffic_follows_the_papers_formula():
     fed = federation()
-    after, _ = fed.play(fed.first())
+    after, _ = fed.run_round(fed.initial_snapshot())
     d, k = 12, 4
     assert after.traffic.uplink_bits_paper == min(3 * k * 32 + d, k * (96 + 3.584962500721156))
 
 
 def test_playing_a_round_leaves_the_snapshot_before_it_alone():
     fed = federation(algorithm=algorithms.efficient_adam())
-    before = fed.first()
-    once, _ = fed.play(before)
-    again, _ = fed.play(before)
+    before = fed.initial_snapshot()
+    once, _ = fed.run_round(before)
+    again, _ = fed.run_round(before)
     assert torch.equal(once.state.w, again.state.w)
     assert before.client_memory == {}
 
@@ -181,7 +181,7 @@ def test_a_model_may_have_buffers_that_stay_as_they_are():
 )
 def test_both_ways_to_travel_train_the_same(algorithm):
     ends = [federation(algorithm=algorithm, wire=wire) for wire in ("count", "real")]
-    (counted, told), (carried, also) = (fed.play(fed.first()) for fed in ends)
+    (counted, told), (carried, also) = (fed.run_round(fed.initial_snapshot()) for fed in ends)
     assert told.clients == also.clients == 10
     assert told.train_loss == also.train_loss
     assert torch.equal(counted.state.w, carried.state.w)
@@ -203,21 +203,21 @@ class Liar:
 def test_a_loss_that_is_no_number_is_left_out(loss):
     fed = federation(clients=3)
     honest = [result.loss for result in fed.engine.train(job_of(fed))]
-    _, happened = replace(fed, engine=Liar(fed.engine, loss)).play(fed.first())
+    _, happened = replace(fed, engine=Liar(fed.engine, loss)).run_round(fed.initial_snapshot())
     assert happened.train_loss == pytest.approx(sum(honest[1:]) / 2)
 
 
 def test_the_loss_is_that_of_the_merged():
     fed = federation(dropout=0.5)
     losses = {result.client: result.loss for result in fed.engine.train(job_of(fed))}
-    _, happened = fed.play(fed.first())
-    merged = set(losses) - fed.dropped(1, fed.cohort(1))
+    _, happened = fed.run_round(fed.initial_snapshot())
+    merged = set(losses) - fed.lost_clients(1, fed.cohort(1))
     assert happened.train_loss == pytest.approx(sum(losses[n] for n in merged) / len(merged))
 
 
 def job_of(fed):
-    before = fed.first()
-    memories = fed.memories(before, fed.cohort(1))
+    before = fed.initial_snapshot()
+    memories = fed.cohort_memory(before, fed.cohort(1))
     return Job(1, fed.algorithm.phase(1), before.state, fed.cohort(1), memories)
 
 
@@ -257,7 +257,7 @@ DATA = (torch.randn(6, 3), torch.arange(6) % 2)
     ("given", "message"),
     [
         ({"algorithm": "fedadam-ssm"}, r"fedadam_ssm\(\), got 'fedadam-ssm'"),
-        ({"algorithm": fedsift.algorithms.fedadam_ssm}, r"algorithm must be what a function"),
+        ({"algorithm": fedsift.algorithms.fedadam_ssm}, r"algorithm must be made by a function"),
         ({"rounds": 1.5}, "rounds must be a whole number of at least 1, got 1.5"),
         ({"batch_size": 2.5}, "batch_size must be a whole number"),
         ({"seed": None}, "seed must be a whole number"),

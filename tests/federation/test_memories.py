@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from fedsift.cli.commands import main
-from fedsift.federation import round as rounds
-from fedsift.federation.memories import Held, OnDisk, SlotFile
+from fedsift.federation import memories
+from fedsift.federation.memories import InMemory, OnDisk, SlotFile
 from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go
 from fedsift.runs.run import Keeper
 
@@ -23,7 +23,7 @@ CLIENT_BYTES = 3 * 27_430 * 4
 @pytest.fixture
 def much(monkeypatch):
     """Everything is much."""
-    monkeypatch.setattr(rounds, "LITTLE", 0)
+    monkeypatch.setattr(memories, "MAX_RAM", 0)
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,8 @@ def assert_same(one, other):
 
 def test_memories_on_the_disk_are_those_in_memory(tmp_path, federation, monkeypatch):
     held = run(tmp_path / "held", federation, 8).load(federation, "cpu").snapshot
-    assert isinstance(held.client_memory, Held)
-    monkeypatch.setattr(rounds, "LITTLE", 0)
+    assert isinstance(held.client_memory, InMemory)
+    monkeypatch.setattr(memories, "MAX_RAM", 0)
     disk = run(tmp_path / "disk", federation, 8).load(federation, "cpu").snapshot
     assert isinstance(disk.client_memory, OnDisk)
     assert_same(disk, held)
@@ -73,7 +73,7 @@ def test_rounds_after_the_last_checkpoint_do_not_change_what_it_refers_to(
     monkeypatch.setattr(Keeper, "save", lambda self: None)  # as if the machine stopped
     list(playing)
     monkeypatch.undo()
-    monkeypatch.setattr(rounds, "LITTLE", 0)
+    monkeypatch.setattr(memories, "MAX_RAM", 0)
     assert_same(run(folder.path, federation, 8).load(federation, "cpu").snapshot, whole)
 
 

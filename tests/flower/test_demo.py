@@ -18,7 +18,9 @@ from typer.main import get_command
 from fedsift.cli import deploy
 from fedsift.cli.commands import app, main
 from fedsift.flower import demo
+from fedsift.flower.local import LocalFederation, ProcessFailed
 from fedsift.runs import RunFolder
+from fedsift.runs.config import RunConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-quickstart"
 
@@ -111,6 +113,20 @@ def test_a_demo_that_fails_says_so_also_where_an_earlier_one_did_not(tmp_path, c
     said = capsys.readouterr()
     assert "corrupt" in said.err
     assert said.out == ""
+
+
+def test_a_superlink_that_ends_is_told_in_one_line(tmp_path, monkeypatch):
+    federation = LocalFederation(tmp_path)
+    said = json.dumps({"success": False, "error-message": "Connection\n refused"})
+    monkeypatch.setattr(federation, "flwr", lambda *words: said)
+    with pytest.raises(ProcessFailed, match=r"^flwr list failed: Connection refused$"):
+        federation.statuses()
+    sleeping, ended = [sys.executable, "-c", "input()"], [sys.executable, "-c", "exit(9)"]
+    with subprocess.Popen(sleeping, stdin=subprocess.PIPE) as run:
+        federation.processes = {"run": run, "superlink": subprocess.Popen(ended)}
+        with pytest.raises(ProcessFailed, match=r"^superlink ended with 9: see .*superlink.log$"):
+            deploy.follow(federation, RunFolder(tmp_path), RunConfig())
+        run.stdin.close()
 
 
 def test_a_run_on_flower_is_not_resumed_as_a_simulation(tmp_path, capsys):

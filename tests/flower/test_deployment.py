@@ -16,6 +16,7 @@ from faulty import task
 
 from fedsift.flower.keys import make_node_key
 from fedsift.flower.local import free_port
+from fedsift.simulation import Options, prepare
 
 
 def simulated(algorithm, clients, rounds):
@@ -136,6 +137,50 @@ def test_a_round_goes_on_without_those_who_fail(federation_of):
     federation.ended()
     last = federation.history()[-1]
     assert (last["round"], last["clients"], last["problems"]) == (5, 5, {})
+
+
+def test_hostile_uploads_harm_nobody_else(federation_of):
+    """The third SuperNode tampers with its uploads below Flower's API, each round differently."""
+    federation = federation_of(2)
+    name, key = "hostile", federation.register(["hostile"])["hostile"]
+    federation.start_node(name, key, 2, 3, within=["env", "HOSTILE=1"])
+    federation.say(rounds=5, hang=5, timeout=100.0)
+    assert "report:" in federation.ended()
+    history = federation.history()
+    assert [record["clients"] for record in history] == [2] * 5
+    problems = [list(record["problems"].values()) for record in history]
+    for said, expected in zip(problems, HOSTILE_PROBLEMS, strict=True):
+        assert any(expected in problem for problem in said), (said, expected)
+    assert_same_bits(federation.run_folder, simulated_without(2, clients=3, rounds=5))
+    # In the last round the chunks never arrive: it ends at its timeout, and the others count.
+    timeout = float(problems[-1][0].removeprefix("no reply within ").removesuffix(" s"))
+    assert history[4]["seconds"] - history[3]["seconds"] < timeout + 5
+    growth = int((federation.folder / "growth").read_text()) / 1024
+    assert growth < 120, f"the server grew by {growth:.0f} MiB"
+
+
+HOSTILE_PROBLEMS = [
+    "names a message that it was not sent",
+    "cannot be read (DecodeError)",
+    "arrays are larger than",
+    "an object of more than",
+    "no reply within",
+]
+
+
+def simulated_without(client, clients, rounds):
+    """The state that a simulation reaches if one client's updates are always lost."""
+    data = [task.load_data(n, clients) for n in range(clients)]
+    without = prepare(
+        task.make_model(), data, None, task.make_algorithm({"algorithm": "fedadam-ssm"}),
+        Options(batch_size=task.BATCH, participation=1.0, dropout=0.0, min_clients=0, wire="real",
+        loss=torch.nn.functional.cross_entropy, seed=task.SEED, device="cpu"),
+    )  # fmt: skip
+    object.__setattr__(without, "lost_clients", lambda round, cohort: frozenset({client}))
+    snapshot = without.initial_snapshot()
+    for _ in range(rounds):
+        snapshot, _ = without.run_round(snapshot)
+    return snapshot.state
 
 
 def test_too_few_nodes_end_the_run_with_a_clear_message(federation_of):

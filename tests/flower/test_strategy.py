@@ -1,13 +1,16 @@
 """The strategy and the client, without processes: who is sent what, and what becomes of it."""
 
 import json
+import math
 import shutil
+import sys
 import time
 from dataclasses import replace
 
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from google.protobuf.message import DecodeError
 from inline import InlineGrid, InlineNode
 from safetensors.torch import load_file
 from torch import nn
@@ -18,18 +21,20 @@ from fedsift.adam import adam_step, clipped
 from fedsift.algorithms import METHODS, Algorithm, find, settings_of
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.header import read_header
-from fedsift.codec.update import Update
+from fedsift.codec.update import Coded, Update
 from fedsift.errors import ConfigError, TooFewClients
 from fedsift.flower import FedSift, arrays_of, client_app, exchange
 from fedsift.flower.arrays import flat
 from fedsift.flower.client import deadline
+from fedsift.flower.deployment import METADATA_BYTES
 from fedsift.flower.protocol import Answer, Malformed, packed
+from fedsift.flower.pull import RECORD_BYTES, check_sizes
 from fedsift.flower.store import Kept, Store
 from fedsift.runs import federation_of
 from fedsift.runs.config import (
     RunConfig,
 )
-from fedsift.simulation import first, play
+from fedsift.simulation import initial_snapshot, run_rounds
 from fedsift.vector import Layout, Moments
 
 CLIENTS, SEED = 5, 2
@@ -147,7 +152,7 @@ def test_the_demo_s_clients_train_as_the_simulation_does(place, monkeypatch):
     words = {"clients": 3, "local_steps": 3, "algorithm": "fedadam", "model": "small-cnn"}
     config = RunConfig.from_values({**words, "dataset": "digits"})
     fed = federation_of(config)
-    *_, (expected, _) = play(fed, first(fed), 2)
+    *_, (expected, _) = run_rounds(fed, initial_snapshot(fed), 2)
     app = client()
     nodes = [InlineNode(app, n, 3) for n in range(3)]
     grid = InlineGrid(nodes, run_config={**config.flat(), "out": "not used"})
@@ -215,15 +220,26 @@ def test_a_client_whose_upload_was_lost_trains_on_with_its_old_memory(place):
     # Client 1 must send in round 3 what it would have sent had it never trained in round 2.
     federation = strategy.federation
     simulation = fedsift.simulation.prepare(
-        make_model(), [load_data(n, CLIENTS) for n in range(CLIENTS)], None, EFFICIENT,
-        batch_size=8, participation=1.0, dropout=0.0, min_clients=0, wire="real",
-        loss=nn.functional.cross_entropy, seed=SEED, device="cpu",
-    )  # fmt: skip
-    snapshot = simulation.first()
+        make_model(),
+        [load_data(n, CLIENTS) for n in range(CLIENTS)],
+        None,
+        EFFICIENT,
+        fedsift.simulation.Options(
+            batch_size=8,
+            participation=1.0,
+            dropout=0.0,
+            min_clients=0,
+            wire="real",
+            loss=nn.functional.cross_entropy,
+            seed=SEED,
+            device="cpu",
+        ),
+    )
+    snapshot = simulation.initial_snapshot()
     for round in (1, 2, 3):
         lost = frozenset({1}) if round == 2 else frozenset()
-        object.__setattr__(simulation, "dropped", lambda r, cohort, lost=lost: lost)
-        snapshot, _ = simulation.play(snapshot)
+        object.__setattr__(simulation, "lost_clients", lambda r, cohort, lost=lost: lost)
+        snapshot, _ = simulation.run_round(snapshot)
     assert federation.task.seed == SEED
     assert_same_bits(strategy.snapshot.state, snapshot.state)
 
@@ -264,7 +280,7 @@ def test_too_few_nodes_or_updates_stop_the_run_and_it_goes_on_later(place):
     for node in grid.nodes.values():
         node.is_online = True
     grid.silent = {100, 101}
-    with pytest.raises(TooFewClients, match="round 1 has 3 of at least 4 updates"):
+    with pytest.raises(TooFewClients, match="round 1 merged 3 updates, but needs at least 4"):
         start(place.strategy(min_clients=4), grid, 1, timeout=0.5)
     grid.silent = set()
     start(place.strategy(min_clients=4), grid, 1)
@@ -345,6 +361,96 @@ def test_losses_that_no_sum_can_hold_are_still_told(place):
     assert place.history()[0]["train_loss"] == pytest.approx(2 / CLIENTS * 1.7e308)
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_largest_losses_do_not_overflow_their_mean(place, sign):
+    """With three clients, rounding would take the sum of the thirds to infinity."""
+    most = sign * sys.float_info.max
+    assert math.isinf(sum(most / 3 for _ in range(3)))
+    grid = evil(place.grid(clients=3), lie(loss=most), nodes=(100, 101, 102))
+    start(place.strategy(clients=3), grid, 1)
+    assert place.history()[0]["train_loss"] == most
+
+
+def test_a_reply_to_another_message_is_a_problem_of_its_node_alone(place):
+    grid = place.grid()
+    honest = grid.answer
+
+    def answer(node, node_id, message):
+        reply = honest(node, node_id, message)
+        if node_id in (100, 101):
+            # Message 3 is the order of client 2, whose honest reply must still count.
+            others = {100: "f" * 64, 101: "3"}
+            reply.metadata.__dict__["_reply_to_message_id"] = others[node_id]
+        return reply
+
+    grid.answer = answer
+    start(place.strategy(), grid, 1)
+    record = place.history()[0]
+    said = "its reply names a message that it was not sent"
+    assert record["clients"] == CLIENTS - 2
+    assert [record["problems"][f"node {n}"] for n in (100, 101)] == [said] * 2
+    assert "2" not in record["problems"]
+
+
+def test_a_reply_that_flower_cannot_read_is_a_problem_of_its_node_alone(place, monkeypatch):
+    grid = place.grid()
+    pull = grid.pull_messages
+
+    def failing(ids):
+        if "1" in ids:
+            raise DecodeError("Wrong wire type")
+        return pull(ids)
+
+    monkeypatch.setattr(grid, "pull_messages", failing)
+    start(place.strategy(), grid, 1)
+    record = place.history()[0]
+    assert record["clients"] == CLIENTS - 1
+    assert record["problems"]["node 100"] == "its reply cannot be read (DecodeError)"
+
+
+def test_a_reply_that_nobody_waits_for_is_dropped(place):
+    strategy = place.strategy()
+    start(strategy, place.grid(), 1)
+    reply = strategy.exchange.orders.message(100)
+    assert strategy.exchange.read(reply) is None
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_honest_reply_is_within_the_bound(name, place):
+    few = {"local_steps": 2, "density": 0.1, "warmup_rounds": 2}
+    algorithm = METHODS[name](**{k: v for k, v in few.items() if k in settings_of(name)})
+    strategy = place.strategy(algorithm)
+    grid, sizes = place.grid(algorithm), []
+
+    def say(answer):
+        sizes.append(len(answer.frame))
+        return answer.records()
+
+    start(strategy, evil(grid, say, nodes=range(100, 100 + CLIENTS)), 3)
+    largest, header = max(sizes[-CLIENTS:]), 100
+    most = strategy.exchange.orders.max_reply_bytes - METADATA_BYTES
+    dense = 3 * 4 * strategy.layout.d
+    assert largest - header < most < 3 * dense
+
+
+def array_of(chunks, *children):
+    """An array's object that lists its chunks in this order."""
+    body = json.dumps({"arraychunk_ids": chunks}).encode()
+    return b"Array %s %d\0" % (",".join(children).encode(), len(body)) + body
+
+
+def test_what_decoding_would_take_is_bounded():
+    chunk = b"ArrayChunk  1000\0" + bytes(1000)
+    check_sizes({"a": chunk, "b": array_of([0, 0], "a")}, 3000)
+    with pytest.raises(Malformed, match="arrays are larger than 3000 bytes"):
+        check_sizes({"a": chunk, "b": array_of([0, 0, 0], "a")}, 3000)
+    with pytest.raises(Malformed, match="arrays are larger"):
+        check_sizes({"a": chunk, "b": array_of([0, 0], "a"), "c": array_of([-1], "a")}, 3000)
+    record = b"ConfigRecord  %d\0" % RECORD_BYTES + bytes(RECORD_BYTES)
+    with pytest.raises(Malformed, match="a record of more than"):
+        check_sizes({"a": record}, 1 << 40)
+
+
 def test_a_weight_that_no_batch_has_is_a_problem_of_its_client_alone(place):
     layout = Layout.of(make_model())
 
@@ -376,13 +482,49 @@ def test_an_empty_frame_is_a_problem_of_its_client_alone(place):
 def test_a_client_with_more_samples_than_it_may_have_is_left_out(place):
     """With whole local sets as batches, what a client says it has is its weight in the mean."""
     with pytest.raises(TooFewClients, match="weight 20"):
-        start(place.strategy(batch_size=None, most_samples=19), place.grid(), 1)
+        start(place.strategy(batch_size=None, max_samples=19), place.grid(), 1)
 
 
 def test_only_updates_that_are_merged_are_enough(place):
     grid = evil(place.grid(), lie(frame=b"junk" * 9), nodes=(100, 102))
     start(place.strategy(min_clients=3, enough=3), grid, 1)
     record = place.history()[0]
+    assert (record["clients"], record["rejected"]) == (3, 2)
+
+
+def flipped(answer):
+    """The honest answer with W × -100."""
+    layout = Layout.of(make_model())
+    header = read_header(answer.frame)[0]
+    update = decode(answer.frame, layout)
+    (part,) = update.parts
+    w = Coded.of(-100 * part.values["w"].restore())
+    update = Update((replace(part, values={**part.values, "w": w}),), update.weights)
+    spec = Spec(layout, SSM.name, header.round, answer.client, header.run, header.base)
+    return replace(answer, frame=encode(update, spec)).records()
+
+
+def test_an_update_that_is_far_too_large_is_rejected_from_the_first_round_on(place):
+    strategy = place.strategy()
+    start(strategy, evil(place.grid(), flipped), 2)
+    for record in place.history():
+        assert (record["clients"], record["rejected"]) == (CLIENTS - 1, 1)
+        assert "times as large as usual in recent rounds" in record["problems"]["0"]
+    assert all(len(medians) == 2 for medians in strategy.snapshot.norms.medians.values())
+    again = place.strategy()
+    start(again, place.grid(), 3)
+    assert place.history()[2]["clients"] == CLIENTS
+
+
+def test_an_update_that_is_far_too_large_is_merged_without_the_bound(place):
+    start(place.strategy(max_norm_ratio=None), evil(place.grid(), flipped), 1)
+    assert (place.history()[0]["clients"], place.history()[0]["rejected"]) == (CLIENTS, 0)
+
+
+def test_updates_that_are_far_too_large_are_not_enough(place):
+    start(place.strategy(enough=3), grid := place.grid(), 1)
+    start(place.strategy(enough=3), evil(grid, flipped, nodes=(100, 102)), 2)
+    record = place.history()[1]
     assert (record["clients"], record["rejected"]) == (3, 2)
 
 
@@ -447,6 +589,7 @@ def test_a_client_s_file_survives_a_crash_and_shows_damage(tmp_path, monkeypatch
         patch.setattr("os.replace", die)
         with pytest.raises(KeyboardInterrupt):
             store.save(layout, Kept(Moments.start(torch.zeros(layout.d))))
+    assert store.file.stat().st_mode & 0o777 == 0o600
     kept = store.load(layout)
     assert_same_bits(kept.state, state)
     assert torch.equal(kept.memories[b"12345678"]["residual"], torch.ones(1, layout.d))

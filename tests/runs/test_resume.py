@@ -223,7 +223,7 @@ def test_ctrl_c_while_the_bar_is_drawn_keeps_the_round_that_has_just_ended(tmp_p
 def interrupted(tmp_path_factory):
     """The folder of an efficient-adam run that was interrupted after its 38th round."""
     folder = tmp_path_factory.mktemp("interrupted") / "run"
-    play = Federation.play
+    play = Federation.run_round
 
     def stop_there(self, snapshot):
         if snapshot.round == ROUNDS - 2:
@@ -231,7 +231,7 @@ def interrupted(tmp_path_factory):
         return play(self, snapshot)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Federation, "play", stop_there)
+        patched.setattr(Federation, "run_round", stop_there)
         assert main(words_of("efficient-adam", folder)) == 130
     return folder
 
@@ -295,7 +295,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, unbroken, monkeypatch
         raise AssertionError("a finished run was trained again")
 
     folder = shutil.copytree(unbroken("efficient-adam"), tmp_path / "run")
-    monkeypatch.setattr(Federation, "play", no_more_training)
+    monkeypatch.setattr(Federation, "run_round", no_more_training)
     assert main(["resume", str(folder)]) == 0
     for name in ("config.toml", "metrics.jsonl", "summary.json", "checkpoint.safetensors"):
         assert (folder / name).read_bytes() == (unbroken("efficient-adam") / name).read_bytes()

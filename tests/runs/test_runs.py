@@ -247,7 +247,7 @@ def test_a_checkpoint_is_of_the_settings_that_trained_whatever_the_file_says_by_
 
 
 def test_memories_of_a_run_with_other_settings_are_not_called_corrupt(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedsift.federation.round.LITTLE_FOR_ALL", 0)
+    monkeypatch.setattr("fedsift.federation.memories.MAX_RAM_IF_ALL_TRAIN", 0)
     config = RunConfig.from_values({"algorithm": "sift", "clients": 3, "rounds": 2})
     run, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
     list(go(run, federation, begin(run, federation), 2))
@@ -329,7 +329,7 @@ def events_of(path):
 def test_tensorboard_events_are_the_metrics_each_round_once_even_after_a_stop(
     tmp_path, monkeypatch
 ):
-    play = Federation.play
+    play = Federation.run_round
 
     def interrupted(self, snapshot):
         if snapshot.round == 2:
@@ -339,7 +339,7 @@ def test_tensorboard_events_are_the_metrics_each_round_once_even_after_a_stop(
     out = tmp_path / "out"
     words = ["--clients", "3", "--rounds", "4", "--local-steps", "1", "--out", str(out)]
     with monkeypatch.context() as patched:
-        patched.setattr(Federation, "play", interrupted)
+        patched.setattr(Federation, "run_round", interrupted)
         assert main(["run", "--tensorboard", *words]) == 130
     assert main(["resume", str(out)]) == 0
     events, history = events_of(out), RunFolder.open(out).history()

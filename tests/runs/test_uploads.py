@@ -17,7 +17,7 @@ from fedsift.codec.values import Linear, Log
 from fedsift.engine import Stacked, Task
 from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go
 from fedsift.runs.uploads import MOST_CLIENTS, Uploads, labels_of, magnitudes_of
-from fedsift.simulation import play
+from fedsift.simulation import run_rounds
 from fedsift.vector import Layout
 
 LAYOUT = Layout.of(nn.Linear(99, 1))
@@ -158,7 +158,7 @@ def test_the_stacked_engine_records_what_the_reference_does():
     for engine in (federation.engine, Stacked(federation.task, federation.algorithm)):
         uploads = Uploads(federation.task.layout.d)
         watched = replace(federation, engine=engine, on_upload=uploads.take)
-        next(play(watched, watched.first(), 1))
+        next(run_rounds(watched, watched.initial_snapshot(), 1))
         lines.append(uploads.sum_up(1))
     ours, theirs = lines
     assert ours["uploads"] == theirs["uploads"] == 4
@@ -170,7 +170,7 @@ def test_watching_changes_no_bit_of_the_training():
     config = RunConfig.from_values({"clients": 4, "local_steps": 2})
     federation = federation_of(config)
     watched = replace(federation, on_upload=Uploads(federation.task.layout.d).take)
-    ours, theirs = (f.play(f.first())[0].state for f in (federation, watched))
+    ours, theirs = (f.run_round(f.initial_snapshot())[0].state for f in (federation, watched))
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 

@@ -12,13 +12,18 @@ from fedsift.algorithms import fedadam_ssm
 from fedsift.data import deal, load
 from fedsift.engine import Task
 from fedsift.errors import Diverged
-from fedsift.federation.round import Federation, Snapshot
+from fedsift.federation.round import (
+    Federation,
+)
+from fedsift.federation.snapshot import (
+    Snapshot,
+)
 from fedsift.models import build
 from fedsift.runs.compare import mibit
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import check_output
 from fedsift.seeding import stream
-from fedsift.simulation import Record, engine_for, play
+from fedsift.simulation import Record, engine_for, run_rounds
 from fedsift.task import (
     check_model,
 )
@@ -86,8 +91,8 @@ class Calibration:
         method = fedadam_ssm(**asdict(choice))
         federation = Federation(self.task, method, engine_for(self.task, method, "fp32"))
         curve = self.curves.setdefault(choice, [])
-        snapshot = self.snapshots.get(choice) or federation.first()
-        rounds = play(federation, snapshot, snapshot.round + MAX_ROUNDS)
+        snapshot = self.snapshots.get(choice) or federation.initial_snapshot()
+        rounds = run_rounds(federation, snapshot, snapshot.round + MAX_ROUNDS)
         before = len(curve)
         try:
             while not (curve and stop(curve)):

@@ -57,7 +57,7 @@ def follow(federation: LocalFederation, folder: RunFolder, config: RunConfig) ->
             seen = len(history)
             return federation.processes["run"].poll() is not None
 
-        federation.wait_until(has_ended, seconds=24 * HOURS)
+        federation.wait_until(has_ended, "superlink", seconds=24 * HOURS)
 
 
 def reason(federation: LocalFederation) -> str:

@@ -42,6 +42,11 @@ OPTIONS: dict[str, list[Option]] = {
         ("participation", float, "Share of the clients that train in a round."),
         ("dropout", float, "Chance that a client trains and its update is lost."),
         ("min-clients", int, "A round with fewer updates than this stops the run."),
+        (
+            "max-norm-ratio",
+            float,
+            "Reject updates whose norm is more than this many times the usual one; 0: no bound.",
+        ),
         ("wire", str, "count: measure every message; real: also encode and decode it."),
         ("seed", int, "Fixes the weights, the partition, cohorts and mini-batches."),
         ("device", str, "auto, cpu or cuda."),

@@ -22,9 +22,14 @@ from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
 from fedsift.data.text import ALPHABET, loss_of
 from fedsift.engine.contract import Job, Results
-from fedsift.federation.round import Federation, Snapshot
+from fedsift.federation.round import (
+    Federation,
+)
+from fedsift.federation.snapshot import (
+    Snapshot,
+)
 from fedsift.models import MODELS, build
-from fedsift.simulation import prepare
+from fedsift.simulation import Options, prepare
 from fedsift.task import Data
 from fedsift.vector import Moments
 
@@ -80,7 +85,7 @@ def bench(
 def time_model(name: str, device: str, precision: str, rounds: int, peaks: Peaks) -> Timing:
     """One model's row."""
     federation = federation_for(name, device, precision)
-    after, _ = federation.play(federation.first())
+    after, _ = federation.run_round(federation.initial_snapshot())
     (whole,) = in_turn(device, rounds, following(federation, after))
     select = client_seconds(federation, after, device, rounds)
     merge = server_seconds(federation, after, device, rounds)
@@ -104,15 +109,17 @@ def federation_for(name: str, device: str, precision: str) -> Federation:
         clients,
         samples(TESTED, shape, draw),
         fedadam_ssm(local_steps=STEPS),
-        batch_size=BATCH,
-        participation=1.0,
-        dropout=0.0,
-        min_clients=0,
-        wire="count",
-        loss=loss_of(clients[0][1]),
-        seed=0,
-        device=device,
-        precision=precision,
+        Options(
+            batch_size=BATCH,
+            participation=1.0,
+            dropout=0.0,
+            min_clients=0,
+            wire="count",
+            loss=loss_of(clients[0][1]),
+            seed=0,
+            device=device,
+            precision=precision,
+        ),
     )
 
 
@@ -130,7 +137,7 @@ def following(federation: Federation, snapshot: Snapshot) -> Callable[[], None]:
 
     def play() -> None:
         nonlocal snapshot
-        snapshot, _ = federation.play(snapshot)
+        snapshot, _ = federation.run_round(snapshot)
 
     return play
 
@@ -183,14 +190,15 @@ def server_seconds(federation: Federation, snapshot: Snapshot, device: str, roun
     """What the server does with a round's updates: check, add, merge, broadcast, apply."""
     round = snapshot.round + 1
     phase, cohort = federation.algorithm.phase(round), federation.cohort(round)
-    job = Job(round, phase, snapshot.state, cohort, federation.memories(snapshot, cohort))
+    job = Job(round, phase, snapshot.state, cohort, federation.cohort_memory(snapshot, cohort))
     results = list(federation.engine.train(job))
 
     def serve() -> None:
-        inbox = federation.open_inbox(job, snapshot.client_memory)
+        inbox = federation.open_inbox(job, snapshot)
         for result in results:
             inbox.take_all(result) if isinstance(result, Results) else inbox.take(result)
-        federation.merge(replace(snapshot, round=round), phase, inbox.total.mean())
+        inbox.merge_held()
+        federation.broadcast(replace(snapshot, round=round), phase, inbox.total.mean())
 
     return in_turn(device, rounds, serve)[0]
 

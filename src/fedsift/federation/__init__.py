@@ -3,6 +3,8 @@
 from fedsift.errors import TooFewClients
 from fedsift.federation.round import (
     Federation,
+)
+from fedsift.federation.snapshot import (
     Snapshot,
     Traffic,
 )

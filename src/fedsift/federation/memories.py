@@ -1,9 +1,9 @@
-"""What clients keep between rounds: in memory where it is little, else in a file.
+"""The clients' memories between rounds: held in RAM if they are small, else in a file.
 
-A file holds slots of one client's memory each. A slot is never written over while a snapshot
-refers to it, so snapshots stay what they were; a slot that none refers to is used again. A round
-costs one read and one write of each memory of its cohort, and the file grows to one slot for each
-client that ever took part, plus those written since the last checkpoint.
+The file consists of slots, each of which holds one client's memory. A slot is never overwritten
+while a snapshot refers to it, so old snapshots stay valid; a slot that no snapshot refers to is
+reused. Each round reads and writes the memory of every client in its cohort once. The file grows to
+one slot per client that ever took part, plus the slots written since the last checkpoint.
 """
 
 from __future__ import annotations
@@ -25,28 +25,37 @@ from fedsift.algorithms.method import Memory, zeros
 from fedsift.vector import raw_bytes
 
 DIGEST_BYTES = 16
-LITTLE = 64 * 2**20
-"""Bytes of all clients' memories up to which they are held in memory."""
-LITTLE_FOR_ALL = 4 * 2**30
-"""The same where every client takes part in every round, so that all are needed anyway."""
+MAX_RAM = 64 * 2**20
+"""The largest size in bytes of all clients' memories that is held in RAM."""
+MAX_RAM_IF_ALL_TRAIN = 4 * 2**30
+"""The same if every client trains in every round, so that each round needs all memories anyway."""
+
+
+def memory_fits(size: int, all_train: bool) -> bool:
+    """Whether memories of this size in bytes are held in RAM.
+
+    >>> memory_fits(2**30, all_train=True), memory_fits(2**30, all_train=False)
+    (True, False)
+    """
+    return size <= (MAX_RAM_IF_ALL_TRAIN if all_train else MAX_RAM)
 
 
 class Memories(Mapping[int, Memory]):
-    """Each client's memory after some round, by client; clients that never took part have none."""
+    """The memory of each client after some round. Clients that never took part have none."""
 
     @abstractmethod
     def keep(self, memory: Memory) -> Any:
-        """Put a memory where it will be kept; what is returned goes into :meth:`replaced`."""
+        """Store a memory, and return what :meth:`replaced` takes for it."""
 
     @abstractmethod
     def replaced(self, kept: Mapping[int, Any]) -> Memories:
-        """These memories with some clients' new ones. The old ones stay as they are."""
+        """Return these memories with those of some clients replaced. The old ones stay valid."""
 
 
-class Held(Memories):
-    """Memories in memory.
+class InMemory(Memories):
+    """Memories in RAM.
 
-    >>> before = Held()
+    >>> before = InMemory()
     >>> after = before.replaced({3: {"residual": torch.ones(1, 2)}})
     >>> list(before), list(after)
     ([], [3])
@@ -65,16 +74,16 @@ class Held(Memories):
         return len(self.kept)
 
     def keep(self, memory: Memory) -> Memory:
-        """The memory itself."""
+        """Return the memory itself."""
         return memory
 
-    def replaced(self, kept: Mapping[int, Memory]) -> Held:
-        """These memories with some clients' new ones."""
-        return Held({**self.kept, **kept})
+    def replaced(self, kept: Mapping[int, Memory]) -> InMemory:
+        """Return these memories with those of some clients replaced."""
+        return InMemory({**self.kept, **kept})
 
 
 class Slot:
-    """A place in a file, free again when nobody refers to it."""
+    """A slot of a file. It is free again when nothing refers to it."""
 
     def __init__(self, file: SlotFile, number: int, digest: bytes = b"") -> None:
         self.file, self.number, self._digest = file, number, digest
@@ -84,7 +93,7 @@ class Slot:
 
     @property
     def digest(self) -> bytes:
-        """A hash of what is in the slot."""
+        """Hash of the slot's content."""
         self._digest = self._digest or digest_of(self.file.read(self.number))
         return self._digest
 
@@ -97,7 +106,7 @@ class SlotFile:
         self.vector_bytes = like.shape[-1] * like.element_size()
         self.slot_bytes = len(names) * self.vector_bytes
         if path is None:
-            with tempfile.TemporaryFile() as file:  # gone when its last handle is closed
+            with tempfile.TemporaryFile() as file:  # deleted when its last handle is closed
                 self.handle = os.dup(file.fileno())
         else:
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -127,16 +136,16 @@ class SlotFile:
         return read_all(self.handle, self.slot_bytes, number * self.slot_bytes)
 
     def claim(self, numbers: Sequence[int], digests: Sequence[bytes]) -> list[Slot]:
-        """The slots that a checkpoint refers to, if they hold what they held then."""
+        """Return the slots that a checkpoint refers to, after checking their content."""
         self.slots = max(numbers, default=-1) + 1
         self.free = sorted(set(range(self.slots)) - set(numbers), reverse=True)
         slots = [Slot(self, n, digest) for n, digest in zip(numbers, digests, strict=True)]
         if any(digest_of(self.read(slot.number)) != slot.digest for slot in slots):
-            raise ValueError("what the clients keep was altered")
+            raise ValueError("the clients' memories were altered")
         return slots
 
     def to_disk(self) -> None:
-        """See that everything written is on the disk."""
+        """Flush everything written to the disk."""
         os.fsync(self.handle)
 
 
@@ -166,12 +175,12 @@ class OnDisk(Memories):
         return self.file.put(memory)
 
     def replaced(self, kept: Mapping[int, Slot]) -> OnDisk:
-        """These memories with some clients' new ones."""
+        """Return these memories with those of some clients replaced."""
         return OnDisk(self.file, {**self.slots, **kept})
 
 
-class Remembered(Mapping[int, Memory]):
-    """The memory with which each member of a cohort begins a round, read when it is asked for."""
+class CohortMemory(Mapping[int, Memory]):
+    """The memory with which each member of a cohort begins a round, read when needed."""
 
     def __init__(
         self, known: Memories, cohort: tuple[int, ...], names: tuple[str, ...], like: Tensor
@@ -190,12 +199,12 @@ class Remembered(Mapping[int, Memory]):
 
 
 def digest_of(content: bytes) -> bytes:
-    """A hash of a slot's bytes."""
+    """Return the hash of a slot's bytes."""
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def write_all(handle: int, content: bytes, at: int) -> None:
-    """Write bytes at a place of a file, in as many pieces as the system takes them."""
+    """Write bytes at an offset of a file, in as many pieces as the system needs."""
     view = memoryview(content)
     while view:
         done = os.pwrite(handle, view, at)
@@ -203,12 +212,12 @@ def write_all(handle: int, content: bytes, at: int) -> None:
 
 
 def read_all(handle: int, size: int, at: int) -> bytes:
-    """Read bytes at a place of a file."""
+    """Read bytes at an offset of a file."""
     pieces = []
     while size:
         piece = os.pread(handle, size, at)
         if not piece:
-            raise ValueError("the file of what the clients keep is cut off")
+            raise ValueError("the file of the clients' memories is truncated")
         pieces.append(piece)
         size, at = size - len(piece), at + len(piece)
     return b"".join(pieces)

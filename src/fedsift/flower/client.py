@@ -30,7 +30,13 @@ from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits
 from fedsift.engine.client import LocalSteps, local_steps, one_thread, train_client
 from fedsift.engine.contract import Job
-from fedsift.federation.round import apply_broadcast, run_id, state_of
+from fedsift.federation.round import (
+    apply_broadcast,
+    run_id,
+)
+from fedsift.federation.snapshot import (
+    state_from,
+)
 from fedsift.flower.protocol import Answer, Order
 from fedsift.flower.store import NO_RECEIPT, Kept, Store, receipt_of
 from fedsift.task import Data, Loss, RemoteClients, Task, check_model
@@ -218,7 +224,7 @@ def caught_up(
     name, before = algorithm.name, order.round - 1
     limits = Limits(run=order.run, round=before, algorithm=name, max_abs=float("inf"))
     if order.kind == "full":
-        state = state_of(decode(order.frame, layout, replace(limits, base=bytes(8))), layout)
+        state = state_from(decode(order.frame, layout, replace(limits, base=bytes(8))), layout)
     elif held is None:
         return None
     elif (own := state_hash(held)) == order.state:

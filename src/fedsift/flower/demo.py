@@ -74,6 +74,7 @@ def server() -> ServerApp:
             batch_size=config.batch_size or None,
             participation=config.participation,
             min_clients=config.min_clients,
+            max_norm_ratio=config.max_norm_ratio,
             seed=config.seed,
             dataset=config.dataset,
             model=config.model,

@@ -14,13 +14,25 @@ from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits, Shape, shape_of
 from fedsift.codec.update import Update
 from fedsift.engine.contract import Job
-from fedsift.federation.round import Federation, Inbox, Snapshot, Traffic, whole
+from fedsift.federation.inbox import (
+    Inbox,
+)
+from fedsift.federation.round import (
+    Federation,
+)
+from fedsift.federation.snapshot import (
+    Snapshot,
+    Traffic,
+    full_update,
+)
 from fedsift.flower.protocol import Kind, Order
 from fedsift.flower.store import NO_RECEIPT
 from fedsift.vector import Moments, raw_bytes
 
 GRACE_SECONDS = 30.0
 """How much longer than a round its orders live: else Flower answers for a client that is late."""
+METADATA_BYTES = 1 << 20
+"""Upper bound for everything in a reply but its frame: Flower's records, and a reason."""
 
 
 @dataclass
@@ -43,13 +55,13 @@ class Deployment(Federation):
 
     wire: Outbox = field(default_factory=Outbox)
 
-    def first_from(self, w: Tensor) -> Snapshot:
+    def initial_snapshot_from(self, w: Tensor) -> Snapshot:
         """Before round 1: nothing was sent yet."""
-        return replace(super().first_from(w), traffic=Traffic())
+        return replace(super().initial_snapshot_from(w), traffic=Traffic())
 
-    def limits(self, job: Job, base: bytes) -> Limits:
+    def upload_limits(self, job: Job, base: bytes) -> Limits:
         """What every upload of a round must be like; strangers' must also have the right shape."""
-        return replace(super().limits(job, base), shape=self.expected_shape(job))
+        return replace(super().upload_limits(job, base), shape=self.expected_shape(job))
 
     def expected_shape(self, job: Job) -> Shape:
         """What every honest upload of this round looks like, found by sending nothing at all."""
@@ -59,15 +71,24 @@ class Deployment(Federation):
         parts, _ = job.phase.send(context, nothing, nothing, memory)
         return shape_of(Update(parts, (1.0,)))
 
-    def memories(self, snapshot: Snapshot, cohort: tuple[int, ...]) -> dict[int, Memory]:
+    def max_reply_bytes(self, job: Job) -> int:
+        """Upper bound for an honest reply: twice its values and mask uncompressed, and metadata."""
+        layout, shape = self.task.layout, self.expected_shape(job)
+        kept = ((layout.d if k is None else k) * len(roles) for roles, k, _ in shape)
+        mask = -(-layout.d // 8) * len(shape)
+        return 2 * (sum(kept) * layout.dtype.itemsize + mask) + METADATA_BYTES
+
+    def cohort_memory(self, snapshot: Snapshot, cohort: tuple[int, ...]) -> dict[int, Memory]:
         """In place of each member's memory, the receipt of the upload that it dates from."""
         return {n: snapshot.client_memory.get(n, {}) for n in cohort}
 
-    def count(self, before: Traffic, phase: Phase, inbox: Inbox, down: int) -> Traffic:
+    def count_traffic(
+        self, before: Traffic, phase: Phase, inbox: Inbox, broadcast_bytes: int
+    ) -> Traffic:
         """Add this round's traffic: the orders that were sent, not the broadcast to come."""
         sent, self.wire.sent = self.wire.sent, 0
         down_so_far = before.downlink_bytes + sent / len(self.task.clients)
-        return replace(super().count(before, phase, inbox, 0), downlink_bytes=down_so_far)
+        return replace(super().count_traffic(before, phase, inbox, 0), downlink_bytes=down_so_far)
 
 
 @dataclass
@@ -103,11 +124,17 @@ class Orders:
         """The hash of the state from which the round starts."""
         return state_hash(self.snapshot.state)
 
+    @property
+    def max_reply_bytes(self) -> int:
+        """The size above which a reply to these orders is refused."""
+        phase = self.federation.algorithm.phase(self.round)
+        return self.federation.max_reply_bytes(Job(self.round, phase, self.snapshot.state, (), {}))
+
     @cached_property
     def everything(self) -> bytes:
         """The frame with all of the state."""
-        spec = self.federation.spec(self.snapshot.round, bytes(8))
-        return encode(whole(self.snapshot.state), spec)
+        spec = self.federation.frame_spec(self.snapshot.round, bytes(8))
+        return encode(full_update(self.snapshot.state), spec)
 
     def concerns(self, node: int) -> bool:
         """Whether a node is one of the cohort, or may be, as it is not known yet."""

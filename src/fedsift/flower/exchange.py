@@ -14,6 +14,7 @@ from fedsift.engine.contract import Missing, Received
 from fedsift.errors import TooFewClients
 from fedsift.flower.deployment import Node, Orders
 from fedsift.flower.protocol import Answer, Malformed, plain
+from fedsift.flower.pull import puller
 from fedsift.flower.store import receipt_of
 
 POLL_SECONDS = 0.5
@@ -50,6 +51,7 @@ class Exchange:
     def __post_init__(self) -> None:
         self.due = set(self.orders.cohort)
         self.unheard = f"no reply within {self.orders.seconds:g} s"
+        self.pull = puller(self.grid, self.orders.max_reply_bytes)
 
     def replies(self, messages: Iterable[Message]) -> Iterator[Message]:
         """Send orders, and yield replies as they come, until all are in or time is up."""
@@ -57,12 +59,26 @@ class Exchange:
         self.push(messages)
         while self.waiting:
             is_last = time.monotonic() > until
-            for reply in self.grid.pull_messages([id for id in self.asked if id in self.waiting]):
-                self.waiting.discard(reply.metadata.reply_to_message_id)
-                yield reply
+            for id in [id for id in self.asked if id in self.waiting]:
+                if (reply := self.arrived(id)) is not None:
+                    yield reply
             if is_last:
                 return
             time.sleep(POLL_SECONDS if self.waiting else 0)
+
+    def arrived(self, id: str) -> Message | None:
+        """The reply to the message of that id, if it has arrived and can be read."""
+        try:
+            reply = self.pull(id)
+            if reply is not None and reply.metadata.reply_to_message_id != id:
+                raise Malformed("its reply names a message that it was not sent")
+        except Malformed as problem:
+            self.problems[self.asked[id]] = str(problem)
+            self.waiting.discard(id)
+            return None
+        if reply is not None:
+            self.waiting.discard(id)
+        return reply
 
     def push(self, messages: Iterable[Message]) -> None:
         """Send messages, and note which node was asked by which."""
@@ -75,9 +91,12 @@ class Exchange:
     def read(self, reply: Message) -> Received | Missing | None:
         """What a client that is due has to say; None if it is another, or has nothing to say yet.
 
-        A node that turns out to be behind is sent everything.
+        A reply to a message that was not sent is dropped. A node that turns out to be behind is
+        sent everything.
         """
-        node = self.asked[reply.metadata.reply_to_message_id]
+        node = self.asked.get(reply.metadata.reply_to_message_id)
+        if node is None:
+            return None
         try:
             answer = answer_in(reply)
             about = self.admit(node, answer)

@@ -133,8 +133,11 @@ class LocalFederation:
 
     def statuses(self) -> list[str]:
         """How each run stands, by Flower's word."""
-        runs = json.loads(self.flwr("list", "demo", "--format", "json"))["runs"]
-        return [str(run["status"]) for run in runs]
+        found = json.loads(self.flwr("list", "demo", "--format", "json"))
+        if "runs" not in found:  # Flower's command ends with 0 also where it failed
+            why = found.get("error-message", "no reason given")
+            raise ProcessFailed(f"flwr list failed: {' '.join(str(why).split())[-500:]}")
+        return [str(run["status"]) for run in found["runs"]]
 
     def flwr(self, *words: str) -> str:
         """Carry out a command of Flower's own, and give what it prints."""

@@ -83,7 +83,7 @@ class Answer:
     def records(self) -> RecordDict:
         """The message that carries it; Flower's own strategies could read its metrics."""
         words: dict[str, Any] = {"client": self.client, "outcome": self.outcome}
-        words["reason"] = self.reason
+        words["reason"] = self.reason[:MOST_WORDS]
         metrics = MetricRecord({"train_loss": self.loss, "num-examples": self.examples})
         arrays = ArrayRecord({"update": packed(self.frame)} if self.frame else {})
         return RecordDict({RECORD: ConfigRecord(words), "metrics": metrics, "frame": arrays})

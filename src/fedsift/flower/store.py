@@ -58,7 +58,8 @@ class Store:
     def save(self, layout: Layout, kept: Kept) -> None:
         """Replace what was kept."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        save_tensors(self.file, tensors_of(kept), {"layout": layout.fingerprint()})
+        # Residuals reveal private data: only the owner may read them.
+        save_tensors(self.file, tensors_of(kept), {"layout": layout.fingerprint()}, mode=0o600)
 
 
 def tensors_of(kept: Kept) -> dict[str, Tensor]:

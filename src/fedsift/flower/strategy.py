@@ -20,7 +20,13 @@ from fedsift.algorithms.method import Algorithm
 from fedsift.codec.errors import FrameError
 from fedsift.codec.limits import Limits
 from fedsift.engine.contract import Job, Missing, Received
-from fedsift.federation.round import MOST_SAMPLES, check_cohort
+from fedsift.federation.cohort import (
+    check_cohort,
+)
+from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
+from fedsift.federation.round import (
+    MAX_SAMPLES,
+)
 from fedsift.flower.arrays import flat, named
 from fedsift.flower.deployment import Deployment, Node, Orders
 from fedsift.flower.exchange import Exchange, connected
@@ -30,7 +36,7 @@ from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import summarize
 from fedsift.runs.uploads import Uploads
-from fedsift.simulation import play
+from fedsift.simulation import run_rounds
 from fedsift.task import RemoteClients, Task
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -49,13 +55,17 @@ class FedSift(Strategy):
         The run's folder. If it holds the same run already, that run is continued.
     batch_size
         Samples a local step; None takes the whole local set.
-    most_samples
+    max_samples
         The most that a client may say it has where its whole local set is its batch: its update
         weighs as much.
     participation
         The share of clients that train in a round.
     min_clients
         A round with fewer updates than this stops the run; it can be continued.
+    max_norm_ratio
+        An update is rejected if the L2 norm of its W is more than this many times the usual norm
+        in this and recent rounds. M may be twice as many times as large, V the square of that.
+        0 or None: no bound.
     enough
         So many updates end a round, without waiting for the others; None waits for all.
     wait
@@ -74,9 +84,10 @@ class FedSift(Strategy):
         folder: str | Path,
         *,
         batch_size: int | None = 64,
-        most_samples: int = MOST_SAMPLES,
+        max_samples: int = MAX_SAMPLES,
         participation: float = 1.0,
         min_clients: int = 1,
+        max_norm_ratio: float | None = MAX_NORM_RATIO,
         enough: int | None = None,
         wait: float = 300.0,
         seed: int = 0,
@@ -90,12 +101,14 @@ class FedSift(Strategy):
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, or None for all, got {batch_size}")
         check_cohort(clients, participation, min_clients)
+        check_max_norm_ratio(max_norm_ratio)
         if enough is not None and not max(1, min_clients) <= enough <= clients:
             raise ValueError(f"enough must be from min_clients to {clients}, got {enough}")
         self.algorithm, self.clients = algorithm, clients
-        self.batch_size, self.most_samples = batch_size, most_samples
+        self.batch_size, self.max_samples = batch_size, max_samples
         self.seed, self.participation = seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
+        self.max_norm_ratio = float(max_norm_ratio or 0)
         self.path, self.dataset, self.model = Path(folder), dataset, model
         self.partition, self.theta = partition, theta
         self.nodes: dict[int, Node] = {}
@@ -154,6 +167,7 @@ class FedSift(Strategy):
             theta=self.theta,
             participation=self.participation,
             min_clients=self.min_clients,
+            max_norm_ratio=self.max_norm_ratio,
             wire="flower",
             seed=self.seed,
             device="cpu",
@@ -176,16 +190,17 @@ class FedSift(Strategy):
             share,
             min_clients=least,
             on_upload=self.uploads.take,
-            most_samples=self.most_samples,
+            max_samples=self.max_samples,
+            max_norm_ratio=self.max_norm_ratio,
         )
         self.saved_config = self.folder.config()
         saved = self.folder.load(self.federation, "cpu")
         if saved:
             log(INFO, "%s holds %s rounds: going on", self.path, saved.snapshot.round)
-        checkpoint = saved or Checkpoint(self.federation.first_from(w), 0.0)
+        checkpoint = saved or Checkpoint(self.federation.initial_snapshot_from(w), 0.0)
         self.snapshot, self.seconds = checkpoint.snapshot, checkpoint.seconds
         self.history = self.folder.rewind(self.snapshot.round)
-        self.result.arrays = named(self.layout, self.federation.model(self.snapshot))
+        self.result.arrays = named(self.layout, self.federation.model_weights(self.snapshot))
         return self.result.arrays
 
     def configure_train(
@@ -203,7 +218,7 @@ class FedSift(Strategy):
     ) -> tuple[ArrayRecord, MetricRecord]:
         """Merge the replies as they arrive, and write the round to the run's folder."""
         self.replies = replies
-        rounds = play(self.federation, self.snapshot, server_round, self.seconds)
+        rounds = run_rounds(self.federation, self.snapshot, server_round, self.seconds)
         self.snapshot, record = next(rounds)
         self.seconds = float(record["seconds"])
         record["problems"] |= self.exchange.strangers()
@@ -223,7 +238,9 @@ class FedSift(Strategy):
         """Each member's reply, in the cohort's order: what makes this strategy an engine."""
         early: dict[int, Received | Missing] = {}
         waiting, sound = list(job.cohort), 0
-        limits = self.federation.limits(job, self.exchange.orders.state) if self.enough else None
+        limits = (
+            self.federation.upload_limits(job, self.exchange.orders.state) if self.enough else None
+        )
         for message in self.replies:
             reply = self.exchange.read(message)
             if reply is None:
@@ -243,10 +260,11 @@ class FedSift(Strategy):
         if isinstance(reply, Missing):
             return False
         try:
-            self.federation.opened(reply, limits)
+            update = self.federation.decode_upload(reply, limits)
         except FrameError:
             return False
-        return True
+        bound = self.federation.norm_bound(self.snapshot)
+        return not any(map(bound.violation, bound.norms_of(update)))
 
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
         """Accuracy and loss by the app's own ``evaluate_fn``."""

@@ -13,13 +13,15 @@ from torch import Tensor
 from fedsift.codec.frame import Spec
 from fedsift.codec.update import ROLES, Role, Update
 from fedsift.data import Dataset
-from fedsift.federation.round import Snapshot
+from fedsift.federation.snapshot import (
+    Snapshot,
+)
 from fedsift.reproduce.pins import Planned
 from fedsift.runs.compare import config_of
 from fedsift.runs.config import RunConfig
 from fedsift.runs.disk import replace_file
 from fedsift.runs.run import environment, federation_of
-from fedsift.simulation import Record, play
+from fedsift.simulation import Record, run_rounds
 
 UPDATES = "updates.json"
 LOWEST, HIGHEST, BINS = -46.0, 4.0, 500
@@ -29,8 +31,8 @@ LOWEST, HIGHEST, BINS = -46.0, 4.0, 500
 def measure(run: Planned, dataset: Dataset, path: Path, watch: Callable[[Record], None]) -> None:
     """Train up to the run's last round, and write how large the updates of that round are."""
     config, federation = run.config, federation_of(run.config, dataset)
-    before = federation.first()
-    for after, record in play(federation, before, config.rounds - 1):
+    before = federation.initial_snapshot()
+    for after, record in run_rounds(federation, before, config.rounds - 1):
         before = after
         watch(record)
     counts = {role: torch.zeros(BINS, dtype=torch.float64) for role in ROLES}
@@ -62,8 +64,8 @@ def updates_after(
             found.extend((role, x) for role, coded in part.values.items() for x in coded.restore())
 
     federation = federation_of(config_of("fedadam", config.flat()), dataset)
-    start = replace(federation.first(), round=before.round, state=before.state)
-    replace(federation, on_upload=take).play(start)
+    start = replace(federation.initial_snapshot(), round=before.round, state=before.state)
+    replace(federation, on_upload=take).run_round(start)
     return found
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsift.federation.memories import DIGEST_BYTES, Held, Memories, OnDisk
-from fedsift.federation.round import Snapshot, Traffic
+from fedsift.federation.memories import DIGEST_BYTES, InMemory, Memories, OnDisk
+from fedsift.federation.norm_bound import NormHistory
+from fedsift.federation.snapshot import Snapshot, Traffic
 from fedsift.runs.config import RunConfig
 from fedsift.vector import Moments
 
@@ -49,14 +50,14 @@ def memory_tensors(memories: Memories) -> dict[str, Tensor]:
     }
 
 
-def held(tensors: Mapping[str, Tensor]) -> Held:
+def held(tensors: Mapping[str, Tensor]) -> InMemory:
     """The clients' memories that are in a checkpoint."""
     clients: dict[int, dict[str, Tensor]] = {}
     for key, x in tensors.items():
         match key.split("/"):
             case ["client", n, name]:
                 clients.setdefault(int(n), {})[name] = x
-    return Held(clients)
+    return InMemory(clients)
 
 
 def snapshot_of(
@@ -66,4 +67,5 @@ def snapshot_of(
     prefix = "server/"
     server = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
     state = Moments(tensors["w"], tensors["m"], tensors["v"])
-    return Snapshot(about["round"], state, server, memories, Traffic(**about["traffic"]))
+    traffic, norms = Traffic(**about["traffic"]), NormHistory(about["norms"])
+    return Snapshot(about["round"], state, server, memories, traffic, norms)

@@ -14,6 +14,7 @@ import torch
 from fedsift.algorithms import Algorithm, find, settings_of
 from fedsift.data import shape_of
 from fedsift.errors import ConfigError
+from fedsift.federation.norm_bound import MAX_NORM_RATIO
 from fedsift.models import default_model
 from fedsift.simulation import chosen_device
 
@@ -40,6 +41,7 @@ class RunConfig:
     participation: float = 1.0
     dropout: float = 0.0
     min_clients: int = 0
+    max_norm_ratio: float = MAX_NORM_RATIO
     wire: str = "count"
     seed: int = 0
     device: str = "auto"

@@ -24,20 +24,22 @@ class CorruptFile(ValueError):
     """A file that is not what was once written."""
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any], mode: int = 0o666
+) -> None:
     """Write named tensors and a JSON object about them, sealed with a digest of both.
 
     The same tensors make the same bytes: the metadata has one key, as safetensors would write
-    several in any order.
+    several in any order. The umask applies to the file's ``mode``.
     """
     whole = {name: x.detach().contiguous() for name, x in tensors.items()}
     text = json.dumps(about)
     sealed = text.removesuffix("}") + SEAL + digest(text, whole) + '"}'
     with replacing(path) as partial:
-        partial.touch()
-        mode = partial.stat().st_mode  # as the umask has it; safetensors' own is the owner's alone
+        partial.touch(mode)
+        allowed = partial.stat().st_mode  # safetensors would always write 0600
         save_file(whole, partial, metadata={"fedsift": sealed})
-        partial.chmod(mode)
+        partial.chmod(allowed)
 
 
 def load_tensors(path: Path, device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:

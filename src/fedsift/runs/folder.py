@@ -17,7 +17,12 @@ from torch import Tensor
 from fedsift.data import digest_of
 from fedsift.errors import ConfigError
 from fedsift.federation.memories import Memories, OnDisk, SlotFile
-from fedsift.federation.round import Federation, Snapshot
+from fedsift.federation.round import (
+    Federation,
+)
+from fedsift.federation.snapshot import (
+    Snapshot,
+)
 from fedsift.runs.checkpoint import Checkpoint, fingerprint_of, held, snapshot_of, tensors_of
 from fedsift.runs.config import (
     RunConfig,
@@ -244,6 +249,7 @@ class RunFolder:
         about = {
             "round": checkpoint.snapshot.round,
             "traffic": asdict(checkpoint.snapshot.traffic),
+            "norms": checkpoint.snapshot.norms.medians,
             "seconds": checkpoint.seconds,
             "layout": federation.task.layout.fingerprint(),
             "config": fingerprint_of(config),
@@ -259,7 +265,7 @@ class RunFolder:
         if not self.checkpoint_file.exists():
             return None
         config = self.config()
-        if missing := set(config.make_algorithm().settings) - set(read_values(self.config_file)):
+        if missing := config.flat().keys() - read_values(self.config_file).keys():
             raise ConfigError(
                 f"{self.path} was begun with an earlier fedsift, which had no "
                 f"{', '.join(sorted(missing))}: begin anew with another --out"
@@ -311,7 +317,7 @@ class RunFolder:
 
         Where the clients alone have the model, that is what was trained of it.
         """
-        task, w = federation.task, federation.model(snapshot)
+        task, w = federation.task, federation.model_weights(snapshot)
         about = {"round": snapshot.round, "layout": task.layout.fingerprint()}
         model = copy.deepcopy(task.model)
         if not any(True for _ in model.parameters()):

@@ -20,7 +20,12 @@ from fedsift.engine.client import one_thread
 from fedsift.engine.cpu import native
 from fedsift.engine.processes.torchrun import Follower, Torchrun, rank, ranks
 from fedsift.errors import ConfigError, Diverged
-from fedsift.federation.round import Federation, Snapshot
+from fedsift.federation.round import (
+    Federation,
+)
+from fedsift.federation.snapshot import (
+    Snapshot,
+)
 from fedsift.models import build
 from fedsift.runs.checkpoint import Checkpoint
 from fedsift.runs.config import (
@@ -29,7 +34,7 @@ from fedsift.runs.config import (
 from fedsift.runs.folder import RunFolder, column
 from fedsift.runs.tensorboard import require_tensorboard
 from fedsift.runs.uploads import Uploads, labels_of
-from fedsift.simulation import Record, first, play, prepare
+from fedsift.simulation import Options, Record, initial_snapshot, prepare, run_rounds
 
 
 def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federation:
@@ -47,15 +52,18 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
         clients,
         dataset.test,
         config.make_algorithm(),
-        batch_size=config.batch_size or None,
-        participation=config.participation,
-        dropout=config.dropout,
-        min_clients=config.min_clients,
-        wire=config.wire,
-        loss=dataset.loss,
-        seed=config.seed,
-        device=config.torch_device(),
-        precision=config.precision,
+        Options(
+            batch_size=config.batch_size or None,
+            participation=config.participation,
+            dropout=config.dropout,
+            min_clients=config.min_clients,
+            max_norm_ratio=config.max_norm_ratio,
+            wire=config.wire,
+            loss=dataset.loss,
+            seed=config.seed,
+            device=config.torch_device(),
+            precision=config.precision,
+        ),
     )
     if ranks() > 1 and rank() == 0:
         engine = Torchrun(federation.engine, federation.task)
@@ -96,14 +104,14 @@ def begin(folder: RunFolder, federation: Federation) -> Start:
     """Find where the run stopped, or its beginning, and drop what was recorded after that."""
     device = str(federation.task.clients[0][0].device)
     found = folder.load(federation, device)
-    checkpoint = found or Checkpoint(first(federation, folder.memory_file), 0.0)
+    checkpoint = found or Checkpoint(initial_snapshot(federation, folder.memory_file), 0.0)
     return Start(checkpoint, found is not None, folder.rewind(checkpoint.snapshot.round))
 
 
 def go(
     folder: RunFolder, federation: Federation, start: Start, rounds: int
 ) -> Generator[Record, None, None]:
-    """Play the rounds that are still to play, keeping the folder up to date.
+    """Play the rounds that are still to run_rounds, keeping the folder up to date.
 
     However it ends, the last finished round is saved; with the last of all, the model is, too.
     """
@@ -113,7 +121,7 @@ def go(
     watched = replace(federation, on_upload=uploads.take)
     folder.write_clients(labels_of(federation.task))
     try:
-        for snapshot, record in play(watched, saved.snapshot, rounds, saved.seconds):
+        for snapshot, record in run_rounds(watched, saved.snapshot, rounds, saved.seconds):
             folder.append(record, uploads.sum_up(snapshot.round))
             keeper.offer(snapshot, float(record["seconds"]))
             yield record

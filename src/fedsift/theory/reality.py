@@ -81,13 +81,13 @@ def watch(task: Task, algorithm: Algorithm, rounds: int) -> Iterator[Watched]:
     trail: Trail = []
     watched = replace(algorithm, phase=lambda round: _watched(algorithm.phase(round), trail))
     federation = Federation(task, watched, Reference(task))
-    snapshot = federation.first()
+    snapshot = federation.initial_snapshot()
     dense = snapshot.state
     objective = Objective(task)
     weights = torch.tensor([task.weight(n) for n in range(len(task.clients))]).to(dense.w)
     for _ in range(rounds):
         trail.clear()
-        start, (snapshot, _) = snapshot.state, federation.play(snapshot)
+        start, (snapshot, _) = snapshot.state, federation.run_round(snapshot)
         phase = algorithm.phase(snapshot.round)
         seen = _look(snapshot.round, start, dense, phase, trail, objective, weights)
         yield replace(seen, settings=algorithm.settings)
@@ -116,10 +116,10 @@ def updates(task: Task, algorithm: Algorithm, rounds: int) -> Iterator[Moments]:
 
     listening = replace(algorithm, phase=lambda round: heard(algorithm.phase(round)))
     federation = Federation(task, listening, Stacked(task, listening))
-    snapshot = federation.first()
+    snapshot = federation.initial_snapshot()
     for _ in range(rounds):
         sent.clear()
-        snapshot, _ = federation.play(snapshot)
+        snapshot, _ = federation.run_round(snapshot)
         who = [n for clients in sent for n in clients]  # in stacks of equal batches
         order = sorted(range(len(who)), key=who.__getitem__)
         yield Moments(*(torch.cat(xs)[order] for xs in zip(*sent.values(), strict=True)))

@@ -1,3 +1,6 @@
+import resource
+from pathlib import Path
+
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
 
@@ -23,5 +26,8 @@ def main(grid, context):
         strategy.timeout = own + 10 if round == config["hang"] - 1 else config["timeout"]
 
     start = {name: Array(p.detach()) for name, p in make_model().named_parameters()}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     strategy.start(grid, ArrayRecord(start), config["rounds"], config["timeout"],
                    evaluate_fn=evaluate)  # fmt: skip
+    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    Path(folder, "growth").write_text(str(growth))

@@ -1,0 +1,181 @@
+"""The inbox of a round: it checks, counts and adds up the uploads as they arrive."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from fedsift.algorithms.method import Memory
+from fedsift.codec.errors import FrameError
+from fedsift.codec.frame import Spec, encoded_size
+from fedsift.codec.limits import Limits
+from fedsift.codec.update import Sum, Update
+from fedsift.codec.wire import counted
+from fedsift.engine.contract import ClientResult, Missing, Received, Results
+from fedsift.federation.memories import Memories
+from fedsift.federation.norm_bound import MAX_HELD_BYTES, NormBound, Norms, held_bytes
+
+if TYPE_CHECKING:
+    from fedsift.federation.round import Federation
+
+OnUpload = Callable[[Sequence[Spec], Update, Sequence[int]], None]
+"""Called with merged uploads: their headers, their content, and their sizes in bytes."""
+
+
+def ignore_uploads(specs: Sequence[Spec], update: Update, sizes: Sequence[int]) -> None:
+    """Do nothing with uploads."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Uploads that arrived together and whose frames are valid.
+
+    ``norms`` holds the norms of each update. ``memory`` holds, by client, the memory to store if
+    the update is merged.
+    """
+
+    specs: Sequence[Spec]
+    update: Update
+    sizes: Sequence[int]
+    losses: Sequence[float]
+    memory: Mapping[int, Memory]
+    norms: Sequence[Norms]
+
+    def rows(self, which: list[int]) -> Arrival:
+        """Select some of the uploads."""
+        if len(which) == len(self.specs):
+            return self
+        specs = [self.specs[row] for row in which]
+        clients = {spec.client for spec in specs}
+        return Arrival(
+            specs,
+            self.update.rows(which),
+            [self.sizes[row] for row in which],
+            [self.losses[row] for row in which],
+            {n: kept for n, kept in self.memory.items() if n in clients},
+            [self.norms[row] for row in which],
+        )
+
+
+class Inbox:
+    """Takes a round's uploads one by one, and keeps only their sum.
+
+    An upload with an unusual norm is held back, together with all uploads after it, so that updates
+    are added in the order of their arrival. :meth:`merge_held` decides on them at the end of the
+    round, or earlier if they take more than ``MAX_HELD_BYTES``. The first round holds all back.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        spec: Spec,
+        limits: Limits,
+        total: Sum,
+        memories: Memories,
+        bound: NormBound,
+    ) -> None:
+        self.federation, self.spec, self.limits, self.total = federation, spec, limits, total
+        self.memories, self.bound = memories, bound
+        self.memory: dict[int, Any] = {}
+        self.problems: dict[str, str] = {}
+        self.losses: list[float] = []
+        self.norms: list[Norms] = []
+        self.held: list[Arrival] = []
+        self.merged = self.rejected = self.size = 0
+
+    @property
+    def loss(self) -> float | None:
+        """The mean of the finite losses that the merged clients reported."""
+        numbers = [loss for loss in self.losses if math.isfinite(loss)]
+        if not numbers:
+            return None
+        mean, most = sum(loss / len(numbers) for loss in numbers), sys.float_info.max
+        return min(max(mean, -most), most)  # rounding can take the largest losses to infinity
+
+    @property
+    def sent(self) -> int:
+        """Number of uploads that were sent, merged or not."""
+        return self.merged + self.rejected
+
+    def problem_summary(self) -> str:
+        """Return all problems in one line."""
+        return "; ".join(f"client {client}: {why}" for client, why in self.problems.items())
+
+    def take(self, reply: ClientResult | Received | Missing) -> None:
+        """Take one client's upload, or reject it."""
+        if isinstance(reply, Missing):
+            self.problems[str(reply.client)] = reply.reason
+            return
+        spec = replace(self.spec, client=reply.client)
+        try:
+            update, size = self._receive(reply, spec)
+        except FrameError as problem:
+            self._reject(reply.client, str(problem), self._size(reply, spec))
+            return
+        memory, norms = {reply.client: reply.memory}, self.bound.norms_of(update)
+        self._admit(Arrival([spec], update, [size], [reply.loss], memory, norms))
+
+    def take_all(self, replies: Results) -> None:
+        """Take the uploads of clients that were trained as a stack."""
+        if self.federation.wire is not counted:
+            for reply in replies:
+                self.take(reply)
+        elif replies.clients:
+            specs = [replace(self.spec, client=n) for n in replies.clients]
+            memory = {each.client: each.memory for each in replies} if replies.memory else {}
+            update, norms = replies.update, self.bound.norms_of(replies.update)
+            self._admit(Arrival(specs, update, replies.sizes, replies.losses, memory, norms))
+
+    def merge_held(self) -> None:
+        """Merge the updates that were held back, except those that are too large."""
+        held, self.held = self.held, []
+        for arrival in held:
+            problems = [self.bound.violation(norms, self.norms) for norms in arrival.norms]
+            for spec, size, problem in zip(arrival.specs, arrival.sizes, problems, strict=True):
+                if problem:
+                    self._reject(spec.client, problem, size)
+            self._merge(arrival.rows([row for row, why in enumerate(problems) if not why]))
+
+    def _admit(self, arrival: Arrival) -> None:
+        self.norms += arrival.norms
+        if not self.held and all(map(self.bound.is_typical, arrival.norms)):
+            self._merge(arrival)
+            return
+        self.held.append(arrival)
+        if sum(held_bytes(each.update) for each in self.held) > MAX_HELD_BYTES:
+            self.merge_held()
+
+    def _reject(self, client: int, problem: str, size: int) -> None:
+        self.rejected += 1
+        self.size += size  # rejected updates still count as traffic
+        self.problems[str(client)] = problem
+
+    def _merge(self, arrival: Arrival) -> None:
+        if not arrival.specs:
+            return
+        self.merged += len(arrival.specs)
+        self.size += sum(arrival.sizes)
+        self.losses += arrival.losses
+        self.total.add(arrival.update)
+        self.federation.on_upload(arrival.specs, arrival.update, arrival.sizes)
+        if self.federation.algorithm.client_memory:
+            kept = {n: self.memories.keep(memory) for n, memory in arrival.memory.items()}
+            self.memory.update(kept)
+
+    def _receive(self, reply: ClientResult | Received, spec: Spec) -> tuple[Update, int]:
+        federation = self.federation
+        if isinstance(reply, Received):
+            return federation.decode_upload(reply, self.limits), len(reply.frame)
+        if reply.size is not None and federation.wire is counted:
+            return reply.update, reply.size
+        weight = float(federation.task.weight(reply.client))
+        limits = replace(self.limits, client=reply.client, weight=weight)
+        return federation.wire(reply.update, spec, limits)
+
+    def _size(self, reply: ClientResult | Received, spec: Spec) -> int:
+        if isinstance(reply, Received):
+            return len(reply.frame)
+        return encoded_size(reply.update, spec)

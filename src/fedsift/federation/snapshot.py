@@ -1,0 +1,71 @@
+"""The state of a federation between rounds, and how it is sent to a client that has none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from fedsift.algorithms.method import Memory
+from fedsift.codec.errors import FrameError
+from fedsift.codec.update import ROLES, Update, dense, moments
+from fedsift.federation.memories import Memories
+from fedsift.federation.norm_bound import NormHistory
+from fedsift.vector import Layout, Moments
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Traffic so far, as mean totals per client."""
+
+    uplink_bits_paper: float = 0.0
+    uplink_bytes: float = 0.0
+    downlink_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a round changes. Checkpoints store it; each round makes the next one."""
+
+    round: int
+    state: Moments
+    server_memory: Memory
+    client_memory: Memories
+    traffic: Traffic
+    norms: NormHistory = field(default_factory=NormHistory)
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What happened in a round, apart from accuracy and traffic.
+
+    ``clients`` counts the merged updates and ``rejected`` those that were refused. ``clamped``
+    counts the coordinates of V that became negative and were set to zero. ``problems`` gives, by
+    client, the reason why its update was not merged.
+    """
+
+    clients: int
+    rejected: int
+    clamped: int
+    train_loss: float | None
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+
+def full_update(state: Moments) -> Update:
+    """Pack a whole state for a client that has none. Moments that are all zero are left out.
+
+    >>> [part.values.keys() for part in full_update(Moments.start(torch.ones(2))).parts]
+    [dict_keys(['w'])]
+    """
+    roles = {role: x[None] for role, x in moments(state).items() if role == "w" or bool(x.any())}
+    return Update(dense(roles), (1.0,))
+
+
+def state_from(update: Update, layout: Layout) -> Moments:
+    """Return the state that :func:`full_update` packed, up to the sign of its zeros."""
+    if any(part.indices is not None for part in update.parts):
+        raise FrameError("a full state must contain every coordinate")
+    found = {role: coded.restore()[0] for p in update.parts for role, coded in p.values.items()}
+    zero = torch.zeros(layout.d, dtype=layout.dtype)
+    return Moments(*(found.get(role, zero).to(layout.dtype, copy=True) for role in ROLES))
