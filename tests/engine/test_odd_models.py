@@ -159,9 +159,7 @@ def test_every_engine_trains_the_same(federation, monkeypatch):
 
 
 def test_a_gpu_wants_samples_of_one_shape():
-    data = [
-        (torch.randn(5, length, 3), torch.zeros(5, 2, dtype=torch.int64)) for length in (2, 4)
-    ]
+    data = [(torch.randn(5, length, 3), torch.zeros(5, 2, dtype=torch.int64)) for length in (2, 4)]
     model = nn.Sequential(nn.Linear(3, 2))
     federation = made(model, data)
     with pytest.raises(ValueError, match="must have the same shape"):
