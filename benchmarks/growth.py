@@ -1,12 +1,12 @@
-"""How seconds a round grow with the clients and with the parameters.
+"""Seconds per round against the number of clients and of parameters.
 
     python benchmarks/growth.py measure --out benchmarks/results/growth-cpu.json
     python benchmarks/growth.py plot benchmarks/results/growth-*.json --out docs/images/growth.png
 
-``measure`` needs no matplotlib. Clients: the paper's CNN, a single cohort of 10 to 1,000 clients.
-Parameters: a two-layer perceptron of 10^4 to 10^7, 10 clients. Every round is FedAdam-SSM at 5 % on
-random images of 28 x 28. On a CPU the steps are few and the batches small, and the sizes stop
-earlier, so that it takes minutes; the file says what was measured.
+``measure`` does not need matplotlib. Clients: the paper's CNN and a single cohort of 10 to 1,000
+clients. Parameters: a two-layer perceptron with 10^4 to 10^7 parameters and 10 clients. All rounds
+are FedAdam-SSM at 5 % on random images of 28 x 28. On a CPU, fewer steps, smaller batches and
+smaller sizes keep the time to minutes; the output file records them.
 """
 
 import argparse
@@ -20,15 +20,15 @@ import torch
 from torch import nn
 
 from fedsift.algorithms import fedadam_ssm
-from fedsift.models.networks import cnn
+from fedsift.models.convnets import cnn
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
 from fedsift.simulation import Options, prepare
 
 CLIENTS = (10, 30, 100, 300, 1000)
 PARAMETERS = (10**4, 10**5, 10**6, 10**7)
-LITTLE = {"steps": 3, "batch": 16}
-MUCH = {"steps": 30, "batch": 64}
+CPU_LOAD = {"steps": 3, "batch": 16}
+GPU_LOAD = {"steps": 30, "batch": 64}
 
 
 def perceptron(d: int) -> nn.Module:
@@ -65,33 +65,33 @@ def time_rounds(model: nn.Module, clients: int, load: dict, device: str, rounds:
 
 
 def slope(points: list[tuple[float, float]]) -> float:
-    """The slope of the straight line through log-log points, by least squares."""
+    """The least-squares slope of the points in log-log coordinates."""
     logs = [(math.log(x), math.log(y)) for x, y in points]
     mean_x, mean_y = (sum(axis) / len(logs) for axis in zip(*logs, strict=True))
-    across = sum((x - mean_x) ** 2 for x, _ in logs)
-    return sum((x - mean_x) * (y - mean_y) for x, y in logs) / across
+    variance = sum((x - mean_x) ** 2 for x, _ in logs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in logs) / variance
 
 
 def measure(out: Path, device: str, rounds: int, most_clients: int, most_parameters: int) -> None:
-    load = MUCH if device == "cuda" else LITTLE
-    found: dict[str, object] = {
+    load = GPU_LOAD if device == "cuda" else CPU_LOAD
+    results: dict[str, object] = {
         "environment": environment(RunConfig(device=device)), "device": device,
         "rounds": rounds, "load": load, "clients": [], "parameters": [],
     }  # fmt: skip
     for clients in (n for n in CLIENTS if n <= most_clients):
         torch.manual_seed(0)
-        found["clients"].append(time_rounds(cnn(), clients, load, device, rounds))
-        print(found["clients"][-1], flush=True)
+        results["clients"].append(time_rounds(cnn(), clients, load, device, rounds))
+        print(results["clients"][-1], flush=True)
     for d in (n for n in PARAMETERS if n <= most_parameters):
         torch.manual_seed(0)
-        found["parameters"].append(time_rounds(perceptron(d), 10, load, device, rounds))
-        print(found["parameters"][-1], flush=True)
+        results["parameters"].append(time_rounds(perceptron(d), 10, load, device, rounds))
+        print(results["parameters"][-1], flush=True)
     for axis in ("clients", "parameters"):
-        points = [(row[axis], row["seconds"]) for row in found[axis]]
-        found[f"slope_{axis}"] = slope(points)
-        found[f"last_slope_{axis}"] = slope(points[-2:])
-        print(f"slope against {axis}: {found[f'slope_{axis}']:.2f}")
-    out.write_text(json.dumps(found, indent=1) + "\n")
+        points = [(row[axis], row["seconds"]) for row in results[axis]]
+        results[f"slope_{axis}"] = slope(points)
+        results[f"last_slope_{axis}"] = slope(points[-2:])
+        print(f"slope against {axis}: {results[f'slope_{axis}']:.2f}")
+    out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def plot(files: list[Path], out: Path) -> None:
@@ -102,22 +102,22 @@ def plot(files: list[Path], out: Path) -> None:
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     for file in files:
-        found = json.loads(file.read_text())
-        load = found["load"]
-        where = found["environment"]["device"]
+        results = json.loads(file.read_text())
+        load = results["load"]
+        name_of_device = results["environment"]["device"]
         for axis, name in zip(axes, ("clients", "parameters"), strict=True):
-            rows = found[name]
-            label = f"{where}, {load['steps']} steps of {load['batch']}\n"
+            rows = results[name]
+            label = f"{name_of_device}, {load['steps']} steps of {load['batch']}\n"
             label += (
-                f"slope {found[f'slope_{name}']:.2f}, at the end {found[f'last_slope_{name}']:.2f}"
+                f"slope {results[f'slope_{name}']:.2f}, last {results[f'last_slope_{name}']:.2f}"
             )
             x, y = [r[name] for r in rows], [r["seconds"] for r in rows]
             low = [r["seconds"] - r["quartiles"][0] for r in rows]
             high = [r["quartiles"][1] - r["seconds"] for r in rows]
             spread = [[max(0, v) for v in low], [max(0, v) for v in high]]
             axis.errorbar(x, y, spread, marker="o", capsize=3, label=label)
-    for axis, name in zip(axes, ("clients in a round (CNN)", "parameters d"), strict=True):
-        axis.set(xscale="log", yscale="log", xlabel=name, ylabel="seconds a round")
+    for axis, name in zip(axes, ("clients per round (CNN)", "parameters d"), strict=True):
+        axis.set(xscale="log", yscale="log", xlabel=name, ylabel="seconds per round")
         axis.grid(True, alpha=0.3)
         axis.legend(fontsize=8)
     figure.savefig(out, dpi=150)
@@ -137,12 +137,12 @@ def main() -> None:
     plotting = commands.add_parser("plot")
     plotting.add_argument("files", type=Path, nargs="+")
     plotting.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    if given.command == "plot":
-        plot(given.files, given.out)
+    arguments = parser.parse_args()
+    if arguments.command == "plot":
+        plot(arguments.files, arguments.out)
     else:
-        most = (given.most_clients, given.most_parameters)
-        measure(given.out, given.device, given.rounds, *most)
+        most = (arguments.most_clients, arguments.most_parameters)
+        measure(arguments.out, arguments.device, arguments.rounds, *most)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A step's gradient in C against PyTorch's own, of small networks, on one core.
+"""The time of a gradient of small networks, in C and in PyTorch, on one core.
 
     python benchmarks/kernels.py --out benchmarks/results/kernels.json
 
-Both compute the same gradient of a batch of 64, ten times a turn, as one step follows the other in
-training; milliseconds are those of the fastest.
+Both compute the same gradient of a batch of 64, ten times in a row and alternating, as in training.
+Milliseconds are the minimum.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from torch import nn
 
 from fedsift.engine.client import Trainer
 from fedsift.engine.cpu import native
-from fedsift.models.networks import cnn, small_cnn
+from fedsift.models.convnets import cnn, small_cnn
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
 from fedsift.task import Task
 from fedsift.vector import Layout
 
-BATCH, TURN = 64, 10
+BATCH, CONSECUTIVE = 64, 10
 
 
 def lenet() -> nn.Module:
@@ -59,25 +59,25 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def trainer(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Trainer:
-    own = copy.deepcopy(model)
+def trainer_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Trainer:
+    copied = copy.deepcopy(model)
     loss = nn.functional.cross_entropy
-    return Trainer(Task(own, loss, [(x, y)], None, BATCH, 0, Layout.of(own)))
+    return Trainer(Task(copied, loss, [(x, y)], None, BATCH, 0, Layout.of(copied)))
 
 
 def milliseconds(make: Callable[[], nn.Module], shape: tuple[int, ...], repeats: int) -> dict:
     torch.manual_seed(0)
     model, x, y = make(), torch.randn(BATCH, *shape), torch.arange(BATCH) % 10
-    ours = trainer(model, x, y)
+    ours = trainer_of(model, x, y)
     with patch.object(native, "load", lambda: None):
-        theirs = trainer(model, x, y)
+        theirs = trainer_of(model, x, y)
     assert ours.recorded(x.shape[1:], BATCH)
     assert not theirs.recorded(x.shape[1:], BATCH)
     best = {"c": float("inf"), "pytorch": float("inf")}
     for _ in range(repeats):
-        for name, each in TURN * (("c", ours),) + TURN * (("pytorch", theirs),):
+        for name, trainer in CONSECUTIVE * (("c", ours),) + CONSECUTIVE * (("pytorch", theirs),):
             began = time.perf_counter()
-            each.differentiate(each.w.clone(), x, y)
+            trainer.differentiate(trainer.w.clone(), x, y)
             best[name] = min(best[name], 1e3 * (time.perf_counter() - began))
     return {**best, "ratio": best["pytorch"] / best["c"]}
 
@@ -86,21 +86,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=10, help="turns of each")
+    parser.add_argument("--repeats", type=int, default=10, help="repetitions of each")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     if native.load() is None:
-        parser.error("there is no C compiler, so there is nothing to compare")
+        parser.error("there is no C compiler, so there are no kernels to compare")
     torch.set_num_threads(1)
     about = {"environment": environment(RunConfig(device="cpu")), "seed": 0, "batch": BATCH}
     rows = []
     for name, (make, shape) in NETWORKS.items():
-        rows.append({"network": name, **milliseconds(make, shape, given.repeats)})
+        rows.append({"network": name, **milliseconds(make, shape, arguments.repeats)})
         print(
             "{network}: {c:.2f} ms in C, {pytorch:.2f} in PyTorch, {ratio:.2f} x".format(**rows[-1])
         )
-    if given.out:
-        given.out.write_text(json.dumps({**about, "milliseconds": rows}, indent=1) + "\n")
+    if arguments.out:
+        arguments.out.write_text(json.dumps({**about, "milliseconds": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the masks of FedAdam-SSM, FedAdam-Top and Fairness-Top take to compute, one client.
+"""The time to compute the masks of FedAdam-SSM, FedAdam-Top and Fairness-Top for one client.
 
 python benchmarks/mask_time.py --out benchmarks/results/mask_time.json
 """
@@ -25,7 +25,7 @@ SIZES = {"cnn": 21_840, "vgg11": 9_750_922}
 
 
 def milliseconds(delta: Moments, k: int, repeats: int = 15) -> dict[str, float]:
-    """The median time of each mask, measured in turn."""
+    """The median time of each mask; the masks alternate."""
     times: dict[str, list[float]] = {name: [] for name in MASKS}
     for _ in range(repeats):
         for name, mask in MASKS.items():
@@ -40,19 +40,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(0)
-    found = {}
+    results = {}
     for name, d in SIZES.items():
         delta = Moments(
             *(scale * torch.randn(1, d, generator=draw) for scale in (1e-2, 1e-3, 1e-6))
         )
-        found[name] = milliseconds(delta, num_kept(0.05, d))
-        print(name, {mask: f"{spent:.3g} ms" for mask, spent in found[name].items()})
-    if given.out:
-        told = {"environment": environment(RunConfig(device="cpu")), "milliseconds": found}
-        given.out.write_text(json.dumps(told, indent=1) + "\n")
+        results[name] = milliseconds(delta, num_kept(0.05, d))
+        print(name, {mask: f"{spent:.3g} ms" for mask, spent in results[name].items()})
+    if arguments.out:
+        content = {"environment": environment(RunConfig(device="cpu")), "milliseconds": results}
+        arguments.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

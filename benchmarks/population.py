@@ -1,10 +1,10 @@
-"""What a large population costs: 10,000 clients of which 1 % train, against 100 that all train.
+"""The cost of a large population: 10,000 clients with 1 % per round, or 100 clients with all.
 
     python benchmarks/population.py --out benchmarks/results/population.json
 
-Both have a cohort of 100 with local sets of six images, the CNN on Fashion-MNIST. Their rounds
-alternate; seconds are medians, with quartiles. Memory is the peak of a whole ``fedsift run``, all
-processes together, shared pages counted once.
+Both train cohorts of 100 clients with six images each: the CNN on Fashion-MNIST. Their rounds
+alternate; seconds are medians with quartiles. Memory is the peak of a whole ``fedsift run``, all
+processes together, with shared pages counted once.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def peak_memory(algorithm: str, rounds: int) -> dict[str, float]:
         process = subprocess.Popen([sys.executable, "-m", "fedsift", "run", *words])
         peak = 0.0
         while process.poll() is None:
-            peak = max(peak, sum(map(shared_once, family(process.pid))))
+            peak = max(peak, sum(map(proportional_memory, descendants(process.pid))))
             time.sleep(0.05)
         assert process.returncode == 0
         disk = sum(file.stat().st_size for file in out.iterdir())
@@ -73,17 +73,17 @@ def peak_memory(algorithm: str, rounds: int) -> dict[str, float]:
         }
 
 
-def family(pid: int) -> list[int]:
-    """A process and all that it started."""
+def descendants(pid: int) -> list[int]:
+    """A process and all processes that it started."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return []
-    return [pid, *(p for child in children for p in family(int(child)))]
+    return [pid, *(p for child in children for p in descendants(int(child)))]
 
 
-def shared_once(pid: int) -> float:
-    """A process's memory in bytes, a page that n processes share as 1/n."""
+def proportional_memory(pid: int) -> float:
+    """The memory of a process in bytes; a page shared by n processes counts as 1/n."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -97,19 +97,19 @@ def main() -> None:
     )
     methods = ["fedadam-ssm", "efficient-adam", "onebit-adam"]
     parser.add_argument("--algorithms", nargs="+", default=methods)
-    parser.add_argument("--rounds", type=int, default=15, help="rounds of each, alternating")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of each federation")
     parser.add_argument("--memory-rounds", type=int, default=30)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     rows = []
-    for algorithm in given.algorithms:
-        row = compare(algorithm, given.rounds)
-        row["memory"] = peak_memory(algorithm, given.memory_rounds)
+    for algorithm in arguments.algorithms:
+        row = compare(algorithm, arguments.rounds)
+        row["memory"] = peak_memory(algorithm, arguments.memory_rounds)
         rows.append(row)
         print(json.dumps(row), flush=True)
     about = {"environment": environment(RunConfig(device="cpu")), "clients": CLIENTS, "rows": rows}
-    if given.out:
-        given.out.write_text(json.dumps(about, indent=1) + "\n")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(about, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What a GPU does after the last local step: the mask, its positions, the values, the bytes.
+"""The time of a GPU after the last local step: mask, positions, values and encoded sizes.
 
     python benchmarks/selection.py cnn vgg11
 
-20 clients of FedAdam-SSM at 5 %. All of it must equal what a CPU finds, bit for bit, also where
-many coordinates tie or are zero. Then each piece is timed alone, and all of them as one;
-milliseconds are medians.
+20 clients of FedAdam-SSM at 5 %. First all results are compared with those of a CPU, bit for bit,
+also with many ties and zeros. Then each part is timed, and all of them together; milliseconds are
+medians.
 """
 
 import argparse
@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from fedsift.algorithms import fedadam_ssm
-from fedsift.algorithms.method import Context
+from fedsift.algorithms.method import Context, LocalUpdate
 from fedsift.cli.timings import in_turn
 from fedsift.codec.frame import Spec, encoded_sizes
-from fedsift.codec.update import Update, moments, sparse
+from fedsift.codec.update import Update, sparse
 from fedsift.models import MODELS, build
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
@@ -37,7 +37,7 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def states(layout: Layout, w: Tensor, change: Callable[[Tensor], Tensor]) -> tuple[Moments, ...]:
-    """Where the clients start, which is one row, expanded, and where they end."""
+    """The clients' states before training, one expanded row, and after it."""
     draw = torch.Generator().manual_seed(SEED)
     noise = torch.randn(CLIENTS, layout.d, generator=draw)
     rows = (w, 1e-4 * w.roll(1), 1e-8 * w.square())
@@ -45,65 +45,65 @@ def states(layout: Layout, w: Tensor, change: Callable[[Tensor], Tensor]) -> tup
     return start, Moments(*(x + change(noise.roll(n, -1)) for n, x in enumerate(start)))
 
 
-def sent(layout: Layout, start: Moments, end: Moments) -> tuple[Update, list[int]]:
-    """What the clients send, and its bytes."""
+def upload_of(layout: Layout, start: Moments, end: Moments) -> tuple[Update, list[int]]:
+    """The clients' upload, and its size in bytes per client."""
     phase, clients = fedadam_ssm(density=DENSITY).phase(1), tuple(range(CLIENTS))
-    parts, _ = phase.send(Context(layout, 1, SEED, clients), start, end, {})
+    parts, _ = phase.send(Context(layout, 1, SEED, clients), LocalUpdate(start, end), {})
     update = Update(parts, (64.0,) * CLIENTS)
     return update, encoded_sizes(update, [Spec(layout, "fedadam-ssm", 1, n) for n in clients])
 
 
 def check(layout: Layout, w: Tensor, device: str) -> None:
-    """Stop unless device and CPU agree on everything that is sent."""
+    """Fail unless the device and the CPU agree on the whole upload."""
     for name, change in CHANGES.items():
         start, end = states(layout, w, change)
-        ours, our_sizes = sent(layout, *on(device, start, end))
-        theirs, their_sizes = sent(layout, start, end)
+        ours, our_sizes = upload_of(layout, *moved_to(device, start, end))
+        theirs, their_sizes = upload_of(layout, start, end)
         (our, their) = ours.parts[0], theirs.parts[0]
-        assert torch.equal(our.indices.cpu(), their.indices), f"{name}: other coordinates"
+        assert torch.equal(our.indices.cpu(), their.indices), f"{name}: different coordinates"
         for role, coded in our.values.items():
             same = torch.equal(coded.restore().cpu(), their.values[role].restore())
-            assert same, f"{name}: other values of {role}"
-        assert our_sizes == their_sizes, f"{name}: other sizes"
+            assert same, f"{name}: different values of {role}"
+        assert our_sizes == their_sizes, f"{name}: different sizes"
 
 
-def on(device: str, start: Moments, end: Moments) -> tuple[Moments, Moments]:
-    """The same states on a device; the start is still one row."""
-    there = Moments(*(x[0].to(device).expand(CLIENTS, -1) for x in start))
-    return there, Moments(*(x.to(device) for x in end))
+def moved_to(device: str, start: Moments, end: Moments) -> tuple[Moments, Moments]:
+    """The same states on a device; the start remains one expanded row."""
+    moved_start = Moments(*(x[0].to(device).expand(CLIENTS, -1) for x in start))
+    return moved_start, Moments(*(x.to(device) for x in end))
 
 
 def milliseconds(layout: Layout, w: Tensor, device: str, repeats: int) -> dict[str, float]:
-    """Each piece, and all of them at once."""
-    start, end = on(device, *states(layout, w, CHANGES["noise"]))
+    """The time of each part, and of all together."""
+    start, end = moved_to(device, *states(layout, w, CHANGES["noise"]))
     k = num_kept(DENSITY, layout.d)
     delta = end.w - start.w
     mask = top_k(delta, k)
-    update, _ = sent(layout, start, end)
+    update, _ = upload_of(layout, start, end)
     specs = [Spec(layout, "fedadam-ssm", 1, n) for n in range(CLIENTS)]
-    works: dict[str, Callable[[], object]] = {
+    parts: dict[str, Callable[[], object]] = {
         "difference": lambda: end.w - start.w,
         "mask": lambda: top_k(delta, k),
         "positions": lambda: positions(mask, k),
-        "positions and values": lambda: sparse(moments(end), mask, since=moments(start), k=k),
+        "positions and values": lambda: sparse(LocalUpdate(start, end).differences, mask, k=k),
         "bytes": lambda: encoded_sizes(update, specs),
-        "all": lambda: sent(layout, start, end),
+        "all": lambda: upload_of(layout, start, end),
     }
-    for work in works.values():
+    for work in parts.values():
         work()
-    found = in_turn(device, repeats, *works.values())
-    return {name: 1e3 * seconds for name, seconds in zip(works, found, strict=True)} | {
-        "kernels": kernels_of(works["all"])
+    found = in_turn(device, repeats, *parts.values())
+    return {name: 1e3 * seconds for name, seconds in zip(parts, found, strict=True)} | {
+        "kernels": kernels_of(parts["all"])
     }
 
 
 def kernels_of(work: Callable[[], object]) -> int:
-    """How many kernels and copies a work starts."""
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    """The number of kernels and copies that a function starts."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         work()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in seen.events())
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profiler.events())
 
 
 def main() -> None:
@@ -114,20 +114,20 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    if given.device == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no GPU; --device cpu times the CPU")
-    about = {"environment": environment(RunConfig(device=given.device)), "seed": SEED}
-    found = {}
-    for name in given.models:
+    arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no GPU; use --device cpu to time the CPU")
+    about = {"environment": environment(RunConfig(device=arguments.device)), "seed": SEED}
+    results = {}
+    for name in arguments.models:
         model = build(name, MODELS[name].shape, seed=SEED)
         layout, w = Layout.of(model), Layout.of(model).read(model)
-        check(layout, w, given.device)
-        found[name] = milliseconds(layout, w, given.device, given.repeats)
-        pieces = ", ".join(f"{piece} {value:.3g}" for piece, value in found[name].items())
-        print(f"{name}: as on a CPU; {pieces}")
-    if given.out:
-        given.out.write_text(json.dumps({**about, "milliseconds": found}, indent=1) + "\n")
+        check(layout, w, arguments.device)
+        results[name] = milliseconds(layout, w, arguments.device, arguments.repeats)
+        times = ", ".join(f"{part} {value:.3g}" for part, value in results[name].items())
+        print(f"{name}: identical to the CPU; {times}")
+    if arguments.out:
+        arguments.out.write_text(json.dumps({**about, "milliseconds": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How fast rounding errors grow in training: why engines are compared in float64.
+"""The growth of rounding errors in training, which is why engines are compared in float64.
 
     python benchmarks/sensitivity.py --out benchmarks/results/sensitivity.json
 
-Trains the CNN on Fashion-MNIST twice on the same engine, 4 of 20 clients a round, the second time
-from weights changed by 1e-7 of themselves, and prints how far W, M and V are apart.
+Trains the CNN on Fashion-MNIST twice on the same engine with 4 of 20 clients per round, the second
+time from weights with a relative change of 1e-7, and prints the distances of W, M and V.
 """
 
 import argparse
@@ -40,11 +40,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    found = {name: distances(name, 3) for name in ("fedadam-ssm", "fedadam")}
-    if given.out:
-        about = {"seed": 0, "environment": environment(RunConfig()), **found}
-        given.out.write_text(json.dumps(about, indent=1) + "\n")
+    arguments = parser.parse_args()
+    results = {name: distances(name, 3) for name in ("fedadam-ssm", "fedadam")}
+    if arguments.out:
+        about = {"seed": 0, "environment": environment(RunConfig()), **results}
+        arguments.out.write_text(json.dumps(about, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Speed of the codec on one core: selection, encoding, decoding, adding up.
+"""Speed of the codec on one core: selection, encoding, decoding, aggregation.
 
     python -m pytest benchmarks/test_codec.py                      d = 10^6 and 10^7
     FEDSIFT_LARGE=1 python -m pytest benchmarks/test_codec.py      and 10^8 (needs about 8 GiB)
 
-The frame is FedAdam-SSM's at 5 %: one mask and three bfloat16 tensors. The last tests compare, in
-one run, what the format promises: ratios, because machines differ and are noisy.
+The frame is that of FedAdam-SSM at 5 %: one mask and three bfloat16 tensors. The last tests check
+ratios of times within one run, as absolute times depend on the machine.
 """
 
 import os
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from fedsift.codec import Float, Spec, Update, decode, encode, sparse
-from fedsift.codec.update import Sum
+from fedsift.codec.update import WeightedSum
 from fedsift.selection.masks import num_kept, top_k
 from fedsift.vector import Layout, Moments
 
@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 
 
 def layout_of(d):
-    """Ten layers of different size."""
+    """A layout of ten layers of different sizes."""
     sizes = [d // 55 * i for i in range(1, 10)]
     shapes = tuple((size,) for size in (*sizes, d - sum(sizes)))
     return Layout(tuple(f"layer{i}" for i in range(10)), shapes, torch.float32)
@@ -72,7 +72,7 @@ def test_aggregate_20_frames(benchmark, case):
     d, _, spec, frame = case
 
     def aggregate():
-        total = Sum(Moments.start(torch.zeros(d)))
+        total = WeightedSum(Moments.start(torch.zeros(d)))
         for _ in range(20):
             total.add(decode(frame, spec.layout))
         return total.mean()
@@ -90,8 +90,8 @@ def seconds(work, repeat=7):
     return median(times)
 
 
-def test_the_promises_at_ten_million():
-    """Exact top-k in a quarter of torch.topk's time; a frame in no more than the top-k takes."""
+def test_the_ratios_of_times_at_ten_million():
+    """Exact top-k takes at most a quarter of torch.topk's time; encoding at most that of top-k."""
     d = 10**7
     k = num_kept(0.05, d)
     x = torch.randn(1, d)
@@ -120,9 +120,9 @@ def memory(name):
 
 frame, d = open(sys.argv[1], "rb").read(), int(sys.argv[2])
 layout = layout_of(d)
-open("/proc/self/clear_refs", "w").write("5")  # the peak is counted from here
+open("/proc/self/clear_refs", "w").write("5")  # resets the peak
 before = memory("VmRSS")
-total = Sum(Moments.start(torch.zeros(d)))
+total = WeightedSum(Moments.start(torch.zeros(d)))
 for _ in range(20):
     total.add(decode(frame, layout))
 print(memory("VmHWM") - before)
@@ -131,13 +131,13 @@ print(memory("VmHWM") - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 @pytest.mark.parametrize("d", SIZES[1:])
-def test_adding_up_20_frames_takes_little_memory(d, tmp_path):
-    """At most three times the dense sum of W, M and V, whatever the number of frames."""
+def test_aggregating_20_frames_needs_little_memory(d, tmp_path):
+    """At most three times the dense sum of W, M and V, for any number of frames."""
     file = tmp_path / "frame"
     file.write_bytes(encode(update_of(d), Spec(layout_of(d))))
     command = [sys.executable, "-c", PEAK, str(file), str(d)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     dense = 3 * 4 * d
-    assert int(said.stdout) >= dense, "the peak must at least hold the sum itself"
-    print(f"\nd = {d:.0e}: {int(said.stdout) / dense:.2f} times the dense sum")
-    assert int(said.stdout) <= 3 * dense
+    assert int(done.stdout) >= dense, "the peak must include at least the sum"
+    print(f"\nd = {d:.0e}: {int(done.stdout) / dense:.2f} times the dense sum")
+    assert int(done.stdout) <= 3 * dense

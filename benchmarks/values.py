@@ -1,10 +1,10 @@
-"""What the bytes of sift's frames are for, against the entropy of what they carry.
+"""The bytes of sift's frames by part, compared with the entropy of their content.
 
     python benchmarks/values.py --rounds 20 --out benchmarks/results/values-cnn.json
 
-Trains sift on the CNN and Fashion-MNIST and weighs every upload of a few rounds. The limits are
-log2 C(d, k) for a mask, and for values the entropy of their codes: without the table of their
-frequencies, without scales and lengths. Real masks cluster and may take less than theirs.
+Trains sift on the CNN and Fashion-MNIST and measures all uploads of a few rounds. The limit is
+log2 C(d, k) for a mask, and the entropy of the codes for values, without the table of
+frequencies, scales and lengths. Real masks cluster and may be smaller than their limit.
 """
 
 import argparse
@@ -21,16 +21,16 @@ from fedsift.runs.run import environment, federation_of
 
 
 def entropy(codes: np.ndarray) -> float:
-    """The bytes of codes at their own entropy."""
+    """The entropy of codes in bytes."""
     counts = np.unique(codes, return_counts=True)[1]
     return float(-(counts * np.log2(counts / counts.sum())).sum() / 8)
 
 
-def measure(config: RunConfig, watched: list[int]) -> list[dict[str, float]]:
-    """Bytes of a frame by part and their limits, as means over the clients."""
-    found: dict[int, Counter[str]] = {round: Counter() for round in watched}
+def measure(config: RunConfig, measured_rounds: list[int]) -> list[dict[str, float]]:
+    """Bytes per frame by part and their limits, as means over the clients."""
+    found: dict[int, Counter[str]] = {round: Counter() for round in measured_rounds}
 
-    def watching(specs, update, sizes):
+    def record_upload(specs, update, sizes):
         if specs[0].round not in found:
             return
         counted = found[specs[0].round]
@@ -40,11 +40,12 @@ def measure(config: RunConfig, watched: list[int]) -> list[dict[str, float]]:
         limit = information_limit(specs[0].layout.d, part.indices.shape[-1]) / 8
         counted["mask_limit"] += limit * len(sizes)
         for role, coded in part.values.items():
-            counted[f"{role}_limit"] += sum(entropy(row) for row in coded.codes.codes.cpu().numpy())
+            codes = coded.quantized.codes.cpu().numpy()
+            counted[f"{role}_limit"] += sum(entropy(row) for row in codes)
 
-    federation = replace(federation_of(config), on_upload=watching)
+    federation = replace(federation_of(config), on_upload=record_upload)
     snapshot = federation.initial_snapshot()
-    for _ in range(max(watched)):
+    for _ in range(max(measured_rounds)):
         snapshot, _ = federation.run_round(snapshot)
     return [
         {"round": round, **{name: total / uploads for name, total in counted.items()}}
@@ -60,20 +61,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     config = RunConfig.from_values(
         {
             "algorithm": "sift", "dataset": "fashion-mnist", "model": "cnn", "clients": 10,
-            "rounds": given.rounds,
-            "partition": "dirichlet", "theta": 0.1, "device": given.device,
+            "rounds": arguments.rounds,
+            "partition": "dirichlet", "theta": 0.1, "device": arguments.device,
         }
     )  # fmt: skip
-    rows = measure(config, sorted({1, max(2, given.rounds // 4), given.rounds}))
+    rows = measure(config, sorted({1, max(2, arguments.rounds // 4), arguments.rounds}))
     for row in rows:
         print({name: round(value, 1) for name, value in row.items()})
-    if given.out:
+    if arguments.out:
         about = {"config": config.flat(), "environment": environment(config), "rows": rows}
-        given.out.write_text(json.dumps(about, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(about, indent=1) + "\n")
 
 
 if __name__ == "__main__":

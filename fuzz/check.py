@@ -1,4 +1,4 @@
-"""What must hold for any bytes: an update within the limits, or a FrameError."""
+"""The property that is fuzzed: any bytes give an update within the limits, or a FrameError."""
 
 import torch
 
@@ -11,7 +11,7 @@ LIMITS = Limits(max_weight=1e3)
 
 
 def check(body: bytes) -> bool:
-    """Decode a frame of this body, its checksum put right; what is accepted must be sound."""
+    """Decode a frame with this body and a correct checksum; return whether it was accepted."""
     try:
         update = decode(body + checksum(body), LAYOUT, LIMITS)
     except FrameError:

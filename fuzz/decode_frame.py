@@ -1,9 +1,9 @@
-"""Fuzz the decoder: any bytes give an update within the limits, or a FrameError, soon.
+"""Fuzz the decoder: any bytes quickly give an update within the limits, or a FrameError.
 
     python fuzz/decode_frame.py fuzz/corpus -max_total_time=600
 
-The fuzzer changes the body of a frame; the checksum is put right, so that its changes reach the
-checks behind it. fuzz/run starts one such process a core and counts the frames.
+The fuzzer changes the body of a frame. The checksum is corrected, so the changes reach the checks
+behind it. fuzz/run starts one process per core and counts the frames.
 """
 
 import sys
@@ -14,11 +14,11 @@ with atheris.instrument_imports(include=["fedsift.codec"]):
     from check import check
 
 
-def one(body: bytes) -> None:
-    """What the fuzzer calls; it wants nothing back."""
+def fuzz_one(body: bytes) -> None:
+    """Check one input; the fuzzer expects no return value."""
     check(body)
 
 
 if __name__ == "__main__":
-    atheris.Setup(sys.argv, one)
+    atheris.Setup(sys.argv, fuzz_one)
     atheris.Fuzz()

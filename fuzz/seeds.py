@@ -1,4 +1,4 @@
-"""Write the seeds of the fuzzer: one small frame body for each coder and kind of part."""
+"""Write the fuzzer's seeds: one small frame body per coder and kind of part."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from check import LAYOUT
 from fedsift.codec import Float, Linear, Log, Sign, Spec, Update, dense, encode, sparse
 from fedsift.selection.masks import top_k
 
-HERE = Path(__file__).parent / "corpus"
+CORPUS = Path(__file__).parent / "corpus"
 CODERS = {
     "float32": Float("float32"), "bfloat16": Float("bfloat16"), "float16": Float("float16"),
     "float64": Float("float64"), "int8": Linear(8), "int4": Linear(4), "int2": Linear(2),
@@ -18,7 +18,7 @@ CODERS = {
 
 def main() -> None:
     """Write every seed."""
-    HERE.mkdir(exist_ok=True)
+    CORPUS.mkdir(exist_ok=True)
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(1, LAYOUT.d, generator=draw)
     spec = Spec(LAYOUT, "fedadam-ssm", round=3, client=1)
@@ -41,8 +41,8 @@ def main() -> None:
 
 
 def write(name: str, update: Update, spec: Spec) -> None:
-    """Write one frame's body, without the checksum."""
-    (HERE / name).write_bytes(encode(update, spec)[:-8])
+    """Write the body of one frame, without the checksum."""
+    (CORPUS / name).write_bytes(encode(update, spec)[:-8])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -231,6 +232,29 @@ def test_the_figures_of_the_first_page_are_those_of_table_1():
         quoted = re.findall(r"\b\d\.\d\d\b(?= Mibit| with)", quoting.read_text(encoding="utf-8"))
         assert quoted, name_of(quoting)
         assert set(quoted) <= true, name_of(quoting)
+
+
+@pytest.mark.parametrize(
+    "name", ["fig1-cnn-fashion-mnist", "fig8-cnn-fashion-mnist-iid", "sift-vgg11-cifar10-noniid"]
+)
+def test_the_gallery_shows_the_committed_pictures(name):
+    shown, committed = (DOCS / "images", ROOT / "reproduce" / "results")
+    assert (shown / f"{name}.png").read_bytes() == (committed / f"{name}.png").read_bytes()
+
+
+def test_the_architecture_page_names_every_package():
+    text = section(DOCS / "explanation" / "architecture.md", "The packages")
+    modules = pkgutil.iter_modules([str(ROOT / "src" / "fedsift")])
+    for module in modules:
+        assert f"`{module.name}`" in text or module.name == "__main__", module.name
+
+
+def test_formulas_become_mathml(site):
+    for name in ("methods", "sift", "theory"):
+        text = (site / "explanation" / name / "index.html").read_text(encoding="utf-8")
+        assert "<math " in text
+        assert "$$" not in text
+        assert "formula-" not in text
 
 
 @pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md"], ids=name_of)

@@ -11,7 +11,7 @@ def network():
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Linear(5, 4))
 
 
-def test_a_model_survives_the_way_to_a_vector_and_back():
+def test_a_model_is_restored_from_its_vector():
     model, other = network(), network()
     layout = Layout.of(model)
     layout.write(layout.read(model), other)
@@ -19,7 +19,7 @@ def test_a_model_survives_the_way_to_a_vector_and_back():
         assert torch.equal(ours, theirs)
 
 
-def test_the_vector_has_the_models_own_order():
+def test_the_vector_has_the_order_of_the_model():
     model = network()
     expected = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert torch.equal(Layout.of(model).read(model), expected)
@@ -33,7 +33,7 @@ def test_unflatten_keeps_a_client_axis():
     assert torch.equal(layout.flatten(named), stack)
 
 
-def test_layers_cover_the_vector_without_a_gap():
+def test_layers_cover_the_whole_vector():
     layout = Layout.of(network())
     spans = list(layout.layers.values())
     assert spans[0].start == 0
@@ -47,7 +47,7 @@ def test_frozen_parameters_are_left_out():
     assert Layout.of(model).names == ("2.weight", "2.bias")
 
 
-def test_the_fingerprint_tells_layouts_apart():
+def test_different_layouts_have_different_fingerprints():
     assert Layout.of(nn.Linear(2, 3)).fingerprint() != Layout.of(nn.Linear(3, 2)).fingerprint()
     assert Layout.of(network()).fingerprint() == Layout.of(network()).fingerprint()
 
@@ -55,7 +55,7 @@ def test_the_fingerprint_tells_layouts_apart():
 def test_a_model_of_two_dtypes_is_refused():
     model = network()
     model[2].double()
-    with pytest.raises(ValueError, match="mixes parameter dtypes"):
+    with pytest.raises(ValueError, match="parameters of several dtypes"):
         Layout.of(model)
 
 

@@ -59,9 +59,9 @@ def comparison(found: Sequence[Told]) -> Iterator[str]:
         target, harder = (percent(own[0][goal]["accuracy"]) for goal in ("target", "harder"))
         unit = unit_of(1e6 * (told["target"]["up"] or {}).get("mean", math.inf) for told in own)
         yield (
-            f"To {target}, in {unit} a client, and up to {harder}, the best that FedAdam came to. "
-            f"The first model is not counted: its {amount(1e6 * own[0]['first_model'], unit)} "
-            f"{unit} come down with every method."
+            f"Traffic in {unit} per client to {target}, and up to {harder}, FedAdam's best. "
+            f"Down excludes the first model, {amount(1e6 * own[0]['first_model'], unit)} {unit} "
+            "with every method."
         )
         yield markdown(methods(own, unit))
         yield "; ".join(made_by(own)) + "."
@@ -108,8 +108,8 @@ def ablation(found: Sequence[Row]) -> Iterator[str]:
         yield f"### {name_of(task, setting)}: variants"
         unit = unit_of(float(row["uplink_bytes_to_target"] or math.inf) for row in own)
         yield (
-            f"Target {percent(target)}; the harder one, FedAdam's own best, {percent(harder)}. "
-            f"{unit} a client, up and down, the first model among the latter."
+            f"Target {percent(target)}; harder target, FedAdam's own best: {percent(harder)}. "
+            f"Traffic in {unit} per client; down includes the first model."
         )
         yield markdown(variants(own, unit))
         clients = "/".join(sorted({row["clients"] for row in own}))

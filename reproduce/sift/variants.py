@@ -17,12 +17,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsift.adam import clipped_adam_step
+from fedsift.adam import AdamStep
 from fedsift.algorithms import Algorithm, Context, Memory, Phase, method
-from fedsift.algorithms.fedadam import Q
-from fedsift.algorithms.fedadamw import BLOCK, block_means, means_of, spread
-from fedsift.algorithms.method import Step, nonzero_parts
-from fedsift.algorithms.sift import V_BITS, bound_in, lag_after
+from fedsift.algorithms.fedadamw import BLOCK, block_mean_parts, block_means, spread
+from fedsift.algorithms.method import LocalUpdate, Q, Step, nonzero_parts
+from fedsift.algorithms.settings import (
+    Beta1,
+    Beta2,
+    Density,
+    Epsilon,
+    LearningRate,
+    LocalSteps,
+    ResidualDecay,
+)
+from fedsift.algorithms.sift import (
+    V_BITS,
+    Average,
+    Clip,
+    DownDensity,
+    Momentum,
+    WarmupRounds,
+    average_lag,
+    gradient_bound,
+)
 from fedsift.codec.update import Parts, Role, residual_after, sparse
 from fedsift.codec.values import Linear, Log, Sign, ValueCoder
 from fedsift.seeding import stream
@@ -97,9 +114,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @method("sift-variant")
 def sift_variant(
-    density: float = 0.01,
-    down_density: float = 0.1,
-    decay: float = 0.95,
+    density: Density = 0.01,
+    down_density: DownDensity = 0.1,
+    decay: ResidualDecay = 0.95,
     against: float = 0.0,
     w_bits: int = 4,
     m_bits: int = 0,
@@ -112,16 +129,16 @@ def sift_variant(
     common: int = 0,
     keep_down: int = 1,
     whole_steps: int = 0,
-    momentum: float = 0.5,
+    momentum: Momentum = 0.5,
     nesterov: int = 1,
-    clip: float = 4.0,
-    warmup_rounds: int = 40,
-    average: float = 0.05,
-    local_steps: int = 30,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    clip: Clip = 4.0,
+    warmup_rounds: WarmupRounds = 40,
+    average: Average = 0.05,
+    local_steps: LocalSteps = 30,
+    lr: LearningRate = 1e-3,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
 ) -> Algorithm:
     """Sift with any of its ingredients changed.
 
@@ -143,12 +160,14 @@ def sift_variant(
 
     @cache
     def rule_with(bound: float) -> Rule:
-        step = partial(clipped_adam_step, clip=bound, lr=whole, beta1=beta1, beta2=beta2, eps=eps)
+        step = AdamStep(whole, beta1, beta2, eps, clip=bound)
         return Rule(step, **settings)
 
     rule_with(clip)  # refuses settings that do not go together
     return Algorithm(
-        lambda round: rule_with(bound_in(round, clip or math.inf, warmup_rounds)).phase(round),
+        lambda round: rule_with(gradient_bound(round, clip or math.inf, warmup_rounds)).phase(
+            round
+        ),
         client_memory=("residual", "start") if against or common else ("residual",),
         server_memory=("velocity", "residual", "residual_v", "lag", "step"),
         model=lambda state, memory: state.w + memory["lag"][0],
@@ -190,18 +209,22 @@ class Rule:
         """The round's phase; the local step is the same object in all of them."""
         bits = partial(self.paper_bits, round)
         return Phase(
-            self.local_steps, self.step, self.send, bits, self.begin, self.broadcast, self.apply
+            self.local_steps,
+            self.step,
+            self.send,
+            bits,
+            self.local_start,
+            self.broadcast,
+            self.apply,
         )
 
-    def begin(self, state: Moments, memory: Memory) -> Moments:
+    def local_start(self, state: Moments, memory: Memory) -> Moments:
         """From the global W and V; from M only if it is sent."""
         return state if self.m_bits else state._replace(m=torch.zeros_like(state.m))
 
-    def send(
-        self, context: Context, start: Moments, end: Moments, memory: Memory
-    ) -> tuple[Parts, Memory]:
+    def send(self, context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
         """The largest of what is wanted, in few bits, and V and M beside it."""
-        delta = end - start
+        start, delta = update.start, update.delta
         wanted = delta.w + self.decay * memory["residual"]
         kept_now: dict[str, Tensor] = {}
         last = torch.zeros_like(wanted)
@@ -213,7 +236,7 @@ class Rule:
         m = torch.ones_like(wanted) if self.senders else delta.m  # to count the senders
         parts, left = self.coded(context.round, Moments(wanted, m, delta.v), mask, k)
         if self.v_means:
-            parts += means_of(block_means(delta.v))
+            parts += block_mean_parts(block_means(delta.v))
         return parts, {"residual": left["w"], **kept_now}
 
     def broadcast(self, context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
@@ -229,7 +252,7 @@ class Rule:
         k = num_kept(self.down_density, context.d)
         parts, left = self.coded(context.round, Moments(w, mean.m[None], v), top_k(w, k), k, True)
         if self.v_means:
-            parts += means_of(v)
+            parts += block_mean_parts(v)
         of_v = memory["residual_v"] if self.v_means else left.get("v", v)
         after = {"residual": left["w"], "residual_v": of_v}
         if not self.keep_down:
@@ -240,7 +263,7 @@ class Rule:
     def lagging(self, context: Context, memory: Memory, sent: Tensor) -> Memory:
         """W's step, and how far its average is behind."""
         step = self.against * memory["step"] + sent
-        return {"step": step, "lag": lag_after(context.round, self.average, memory["lag"], step)}
+        return {"step": step, "lag": average_lag(context.round, self.average, memory["lag"], step)}
 
     def apply(self, state: Moments, received: Moments) -> Moments:
         """The sum; the place of M may hold the last update, or how many each V has had."""
@@ -298,14 +321,18 @@ class Rule:
 
     def coders(self, round: int, wide: bool, down: bool) -> dict[Role, ValueCoder]:
         """How each role's values are written."""
-        of_w = Linear(self.w_bits, wide=wide) if self.w_bits > 1 else Sign(wide=wide)
+        of_w = (
+            Linear(self.w_bits, float64_scales=wide)
+            if self.w_bits > 1
+            else Sign(float64_scales=wide)
+        )
         found: dict[Role, ValueCoder] = {"w": of_w}
         if self.m_bits:
-            found["m"] = Linear(self.m_bits, wide=wide)
+            found["m"] = Linear(self.m_bits, float64_scales=wide)
         if self.senders and not down:
-            found["m"] = Sign(wide=wide)
+            found["m"] = Sign(float64_scales=wide)
         if self.sends_v(round):
-            found["v"] = Log(V_BITS, wide=wide)
+            found["v"] = Log(V_BITS, float64_scales=wide)
         return found
 
     def paper_bits(self, round: int, d: int) -> float:

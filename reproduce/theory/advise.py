@@ -17,7 +17,7 @@ import torch
 from tasks import task
 
 from fedsift.advise.calibration import HELD_OUT, advise
-from fedsift.advise.search import Choice
+from fedsift.advise.hyperparameters import Hyperparameters
 from fedsift.algorithms import fedadam_ssm
 from fedsift.engine import Reference, Task
 from fedsift.federation.round import Federation
@@ -50,7 +50,7 @@ def held_out(whole: Task) -> Task:
     return replace(whole, clients=kept, test=(torch.cat(xs), torch.cat(ys)))
 
 
-def spent(name: str, seed: int, choice: Choice, target: float) -> dict[str, object]:
+def spent(name: str, seed: int, choice: Hyperparameters, target: float) -> dict[str, object]:
     """Train until the target, or until enough is enough."""
     mine = make(name, seed)
     federation = Federation(mine, fedadam_ssm(**asdict(choice)), Reference(mine))
@@ -71,11 +71,11 @@ def spent(name: str, seed: int, choice: Choice, target: float) -> dict[str, obje
 def main(name: str) -> None:
     """Calibrate, validate, write."""
     target = TARGETS[name]
-    advice = advise(held_out(make(name, 0)), target=target, say=print)
+    advice = advise(held_out(make(name, 0)), target=target, on_settings=print)
     print(advice.json(), flush=True)
     kept = {k: v for k, v in advice.json().items() if k not in ("reasons", "next")}
     result = {"task": name, "target": target, "advice": kept}
-    for label, choice in (("advised", advice.choice), ("defaults", Choice())):
+    for label, choice in (("advised", advice.choice), ("defaults", Hyperparameters())):
         result[label] = [spent(name, seed, choice, target) for seed in SEEDS]
     (HERE / f"advise-{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
@@ -84,7 +84,7 @@ def beyond(name: str, mibit: float) -> None:
     """Far past the target, with the same bits: does what was quick at first stay ahead? Seed 1."""
     advised = json.loads((HERE / f"advise-{name}.json").read_text("utf-8"))["advice"]["choice"]
     found = {}
-    for label, choice in (("advised", Choice(**advised)), ("defaults", Choice())):
+    for label, choice in (("advised", Hyperparameters(**advised)), ("defaults", Hyperparameters())):
         mine = make(name, SEEDS[0])
         federation = Federation(mine, fedadam_ssm(**asdict(choice)), Reference(mine))
         rounds = round(mibit / choice.mibit(mine.layout.d))

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 from tables import HERE, replace_rows
 
-from fedsift.advise.search import Choice
-from fedsift.data.files import read_fashion_mnist, use_data_folder
+from fedsift.advise.hyperparameters import Hyperparameters
+from fedsift.data.folder import use_data_folder
+from fedsift.data.image_files import read_fashion_mnist
 from fedsift.runs.compare import row_of
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment, federation_of
@@ -86,8 +87,8 @@ def study(name: str, task: HeldOut) -> list[tuple[object, ...]]:
     print(name, advice["choice"], advice["reasons"], flush=True)
     rows = []
     for label, choice, said in (
-        ("advised", Choice(**advice["choice"]), advice["predicted"]),
-        ("defaults", Choice(), advice["predicted_default"]),
+        ("advised", Hyperparameters(**advice["choice"]), advice["predicted"]),
+        ("defaults", Hyperparameters(), advice["predicted_default"]),
     ):
         for seed in SEEDS:
             values = {**task.flags, **asdict(choice), "seed": seed, "device": "cpu"}

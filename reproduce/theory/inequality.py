@@ -7,7 +7,7 @@ inequality fails after one step where σ_l is the standard deviation that Assump
 import csv
 from pathlib import Path
 
-from fedsift.theory.trials import PROBLEMS, run_trial, sampling_ratios
+from fedsift.theory.convex_trials import PROBLEMS, run_trial, sampling_ratios
 
 HERE = Path(__file__).parent
 SEEDS = range(200)

@@ -21,8 +21,8 @@ from fedsift.algorithms import fedadam_ssm
 from fedsift.selection.masks import num_kept
 from fedsift.theory.deviation import DeviationCoefficients, deviation_coefficients
 from fedsift.theory.masks import Sparsification, mask_costs
-from fedsift.theory.reality import updates
-from fedsift.theory.sharper import sharper_coefficients
+from fedsift.theory.measured_deviation import client_updates
+from fedsift.theory.sharper_bound import sharper_coefficients
 from fedsift.vector import Moments
 
 PAPER = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6}
@@ -46,7 +46,7 @@ def rows(name: str, device: str, out: Path):
     """One task's rows: means over the clients of cost over minimum."""
     task = on(device, TASKS[name]())
     d, weights = task.layout.d, weights_of(name, task.layout.d, out)
-    for number, delta in enumerate(updates(task, fedadam_ssm(**PAPER), max(ROUNDS)), 1):
+    for number, delta in enumerate(client_updates(task, fedadam_ssm(**PAPER), max(ROUNDS)), 1):
         if number not in ROUNDS:
             continue
         clients = [Moments(*one) for one in zip(*delta, strict=True)]

@@ -19,10 +19,14 @@ from torch import Tensor
 from fedsift.algorithms import fedadam_ssm
 from fedsift.task import Task
 from fedsift.theory.constants import estimate_constants
-from fedsift.theory.deviation import deviation_recurrence, travel_log_bound
+from fedsift.theory.deviation import deviation_recurrence, trivial_log_bound
+from fedsift.theory.measured_deviation import (
+    GradientNoise,
+    compare_with_centralized,
+    gradient_noise,
+)
 from fedsift.theory.objective import Objective
-from fedsift.theory.reality import Noise, visited_noise, watch
-from fedsift.theory.sharper import sharper_coefficients
+from fedsift.theory.sharper_bound import sharper_coefficients
 
 ROUNDS = 4
 PAPER = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6}
@@ -42,7 +46,7 @@ class Seen:
     errors: tuple[float, float, float]
     deviation: Tensor
     grad_bound: float
-    noise: Noise
+    noise: GradientNoise
 
 
 def main() -> None:
@@ -64,8 +68,8 @@ def study(task: Task) -> tuple[list[tuple], list[tuple]]:
     """One task's rows and constants."""
     objective, d = Objective(task), task.layout.d
     seen, points = [], []
-    for each in watch(task, fedadam_ssm(**PAPER), ROUNDS):
-        noise = visited_noise(each, objective)
+    for each in compare_with_centralized(task, fedadam_ssm(**PAPER), ROUNDS):
+        noise = gradient_noise(each, objective)
         seen.append(Seen(each.round, each.errors, each.deviation.cpu(), each.grad_bound, noise))
         if each.round <= 2:
             points.append(each.central[0])
@@ -80,7 +84,7 @@ def study(task: Task) -> tuple[list[tuple], list[tuple]]:
 def round_rows(each: Seen, d: int, rho: float) -> list[tuple]:
     """The deviation and its bounds after every step of a round."""
     shared = {**PAPER, "rho": rho, "grad_bound": each.grad_bound, "batch": 1,
-              "sigma_l": each.noise.sampling, "sigma_g": each.noise.between}  # fmt: skip
+              "sigma_l": each.noise.sampling, "sigma_g": each.noise.between_clients}  # fmt: skip
     recurrence = deviation_recurrence(d=d, **shared)
     w, m, v = each.errors
     errors = {"w_error": w, "m_error": m, "v_error": v}
@@ -88,7 +92,7 @@ def round_rows(each: Seen, d: int, rho: float) -> list[tuple]:
     for step, real in enumerate(each.deviation.T):
         theorem = recurrence.after(step).log_bound(**errors)
         sharper = sharper_coefficients(l=step, **shared).log_bound(**errors)
-        travel = travel_log_bound(l=step, d=d, eps=PAPER["eps"], lr=PAPER["lr"],
+        travel = trivial_log_bound(l=step, d=d, eps=PAPER["eps"], lr=PAPER["lr"],
                                   grad_bound=shared["grad_bound"], w_error=w)  # fmt: skip
         logs = (f"{x / LN10:.4f}" for x in (theorem, sharper, travel))
         numbers = (f"{x:.6g}" for x in (w, m, v, float(real.min()), float(real.max())))

@@ -8,7 +8,7 @@ import torch
 from tables import HERE
 from torch.nn.functional import cross_entropy
 
-from fedsift.data import deal, load
+from fedsift.data import load, partition_indices
 from fedsift.models import build, default_model
 from fedsift.runs.run import commit
 from fedsift.seeding import stream
@@ -32,7 +32,7 @@ def task(
     if samples:
         rows = stream(seed, "subset").permutation(len(x))[:samples]
         x, y = x[rows], y[rows]
-    parts = deal(partition, y.numpy(), clients, seed, theta=0.1)
+    parts = partition_indices(partition, y.numpy(), clients, seed, theta=0.1)
     network = build(model or default_model(data.shape), data.shape, seed)
     local = [(x[part], y[part]) for part in parts]
     return Task(network, cross_entropy, local, data.test, batch_size, seed, Layout.of(network))

@@ -1,12 +1,14 @@
 """The local update of the paper, equations (3)-(5), on tensors ``(..., d)``.
 
-ε stands *inside* the square root and there is no bias correction, so ``torch.optim.Adam`` is not
+ε is *inside* the square root and there is no bias correction, so ``torch.optim.Adam`` is not
 equivalent.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -43,50 +45,44 @@ def direction(m: Tensor, v: Tensor, eps: float) -> Tensor:
     return m / (v + eps).sqrt()
 
 
-def adam_step(
-    x: Moments, gradient: Tensor, *, lr: float, beta1: float, beta2: float, eps: float
-) -> Moments:
-    """One local step: equations (4), (5), then (3).
+def clipped(gradient: Tensor, bound: float) -> Tensor:
+    """Return the gradient with each row of norm above ``bound`` scaled down to it.
 
-    >>> x = adam_step(Moments.start(torch.zeros(1)), torch.ones(1),
-    ...               lr=0.1, beta1=0.9, beta2=0.999, eps=1e-6)
-    >>> [round(float(t), 4) for t in x]
-    [-0.3161, 0.1, 0.001]
-    """
-    m = first_moment(x.m, gradient, beta1)
-    v = second_moment(x.v, gradient, beta2)
-    return Moments(torch.sub(x.w, direction(m, v, eps), alpha=lr), m, v)
-
-
-def clipped(gradient: Tensor, most: float) -> Tensor:
-    """The gradient, each row of it shortened to a norm of ``most`` if it is longer.
-
-    >>> clipped(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), most=1.0)
+    >>> clipped(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), bound=1.0)
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
     """
     norm: Tensor = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-    return gradient * (most / norm).clamp_max(1.0)
+    return gradient * (bound / norm).clamp_max(1.0)
 
 
-def clipped_adam_step(
-    x: Moments,
-    gradient: Tensor,
-    *,
-    clip: float,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-) -> Moments:
-    """A local step with a gradient of norm ``clip`` at most.
+@dataclass(frozen=True)
+class AdamStep:
+    """One local step: equations (4), (5), then (3), on a gradient of norm at most ``clip``.
 
-    >>> x = clipped_adam_step(Moments.start(torch.zeros(1, 1)), torch.full((1, 1), 7.0),
-    ...                       clip=1.0, lr=0.1, beta1=0.9, beta2=0.999, eps=1e-6)
+    >>> step = AdamStep(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-6, clip=1.0)
+    >>> x = step(Moments.start(torch.zeros(1)), torch.tensor([7.0]))
     >>> [round(float(t), 4) for t in x]
     [-0.3161, 0.1, 0.001]
     """
-    return adam_step(x, clipped(gradient, clip), lr=lr, beta1=beta1, beta2=beta2, eps=eps)
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    clip: float = math.inf
+
+    def __call__(self, x: Moments, gradient: Tensor) -> Moments:
+        """Return W, M and V after the step."""
+        gradient = clipped(gradient, self.clip) if self.is_clipped else gradient
+        m = first_moment(x.m, gradient, self.beta1)
+        v = second_moment(x.v, gradient, self.beta2)
+        return Moments(torch.sub(x.w, direction(m, v, self.eps), alpha=self.lr), m, v)
+
+    @property
+    def is_clipped(self) -> bool:
+        """Whether gradients have a bounded norm."""
+        return self.clip < math.inf
 
 
 def centralized_adam(
@@ -99,13 +95,13 @@ def centralized_adam(
     beta2: float = 0.999,
     eps: float = 1e-6,
 ) -> Moments:
-    """Adam on one machine that sees all the data: what FedAdam is measured against.
+    """Adam on one machine that sees all the data: the reference for FedAdam.
 
     >>> x = centralized_adam(torch.tensor([1.0]), lambda w: 2 * w, steps=200, lr=0.01)
     >>> bool(x.w.abs() < 0.1)
     True
     """
-    x = Moments.start(w)
+    x, step = Moments.start(w), AdamStep(lr, beta1, beta2, eps)
     for _ in range(steps):
-        x = adam_step(x, gradient(x.w), lr=lr, beta1=beta1, beta2=beta2, eps=eps)
+        x = step(x, gradient(x.w))
     return x

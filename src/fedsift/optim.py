@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedsift.adam import adam_step, clipped
+from fedsift.adam import AdamStep, clipped
 from fedsift.vector import Moments
 
 
 class Adam(Optimizer):
     """Equations (3)-(5): ε inside the square root, no bias correction.
 
-    Unlike ``torch.optim.Adam`` it starts from moments that it is given, and hands them back, as
-    flat vectors in the order of the parameters. Where the gradient of all parameters together is
-    longer than ``clip``, it is shortened to that, unless ``clip`` is 0.
+    Unlike ``torch.optim.Adam``, it can start from given moments and returns them, as flat vectors
+    in the order of the parameters. If the norm of the gradient of all parameters together exceeds
+    ``clip``, the gradient is scaled down to it; 0 disables this.
 
     >>> w = torch.nn.Parameter(torch.zeros(1))
     >>> optimizer = Adam([w], lr=0.1)
@@ -41,41 +42,40 @@ class Adam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step; a parameter without a gradient counts as one with gradient zero."""
+        """Take one step. A missing gradient counts as zero."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         gradients = iter(self._gradients())
         for group in self.param_groups:
-            settings = {key: group[key] for key in ("lr", "beta1", "beta2", "eps")}
+            take_step = AdamStep(*(group[key] for key in ("lr", "beta1", "beta2", "eps")))
             for p in group["params"]:
-                before, gradient = Moments(p, *self._moments_of(p)), next(gradients)
-                after = adam_step(before, gradient, **settings)
+                after = take_step(Moments(p, *self._moments_of(p)), next(gradients))
                 p.copy_(after.w)
                 self.state[p].update(m=after.m, v=after.v)
         return loss
 
     def load_moments(self, m: Tensor, v: Tensor) -> None:
         """Start from these moments, flat vectors ``(d,)``."""
-        at = 0
-        for p in self._params():
-            here = slice(at, at := at + p.numel())
-            first, second = (x[here].view_as(p).to(p, copy=True) for x in (m, v))
+        sizes = [p.numel() for p in self._params()]
+        rows = zip(self._params(), torch.split(m, sizes), torch.split(v, sizes), strict=True)
+        for p, *flat in rows:
+            first, second = (x.view_as(p).to(p, copy=True) for x in flat)
             self.state[p].update(m=first, v=second)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The moments as flat vectors ``(d,)``."""
+        """Return the moments as flat vectors ``(d,)``."""
         m, v = zip(*(self._moments_of(p) for p in self._params()), strict=True)
         return torch.cat([x.flatten() for x in m]), torch.cat([x.flatten() for x in v])
 
     def _gradients(self) -> list[Tensor]:
-        """Every parameter's gradient, all of them shortened if they are too long together."""
+        """Return every parameter's gradient, scaled down if their joint norm is too large."""
         params = self._params()
-        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-        if not self.clip:
-            return found
-        flat = clipped(torch.cat([g.flatten() for g in found]), self.clip)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+        if not 0 < self.clip < math.inf:
+            return gradients
+        flat = clipped(torch.cat([g.flatten() for g in gradients]), self.clip)
         parts = torch.split(flat, [p.numel() for p in params])
         return [part.view_as(p) for part, p in zip(parts, params, strict=True)]
 

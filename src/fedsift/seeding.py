@@ -1,4 +1,4 @@
-"""Random streams named by what they are for, so that no draw depends on what was drawn before."""
+"""Random streams named by their purpose, so that draws do not depend on earlier draws."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def stream(seed: int, *purpose: int | str) -> np.random.Generator:
-    """The generator for one purpose, say ``stream(seed, "batches", round, client)``.
+    """Return the generator for one purpose, such as ``stream(seed, "batches", round, client)``.
 
     >>> [int(stream(0, "cohort", 1).integers(100)) for _ in range(2)]
     [81, 81]
@@ -17,7 +17,7 @@ def stream(seed: int, *purpose: int | str) -> np.random.Generator:
 
 
 def torch_seed(seed: int, *purpose: int | str) -> int:
-    """A seed for a torch generator, likewise named by its purpose.
+    """Return a seed for a PyTorch generator, also named by its purpose.
 
     >>> torch_seed(0, "model") != torch_seed(0, "dropout")
     True

@@ -1,7 +1,7 @@
-"""A model's parameters as one flat vector, and the triple (W, M, V) that FedAdam moves around.
+"""A model's parameters as one flat vector (Layout), and FedAdam's state (W, M, V) (Moments).
 
 Every numeric function of fedsift works on tensors of shape ``(..., d)``: the last axis holds a
-model's parameters end to end, the axes before it are clients.
+model's parameters one after another, and the axes before it are clients.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class Moments(NamedTuple):
 
     @classmethod
     def start(cls, w: Tensor) -> Moments:
-        """Where training begins: W^0 as given, M^0 = V^0 = 0."""
+        """Return the initial state: W^0 as given, M^0 = V^0 = 0."""
         return cls(w, torch.zeros_like(w), torch.zeros_like(w))
 
     def __sub__(self, other: Moments) -> Moments:
         return Moments(self.w - other.w, self.m - other.m, self.v - other.v)
 
     def plus(self, other: Moments) -> Moments:
-        """Coordinatewise sum (``+`` on a tuple would concatenate)."""
+        """Return the elementwise sum (``+`` on tuples concatenates)."""
         return Moments(self.w + other.w, self.m + other.m, self.v + other.v)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named parameter of a model lies in its flat vector.
+    """The position of each named parameter of a model in its flat vector.
 
     >>> layout = Layout.of(nn.Linear(3, 2))
     >>> layout.d, layout.names, layout.offsets
@@ -60,44 +60,46 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
-        """The layout of a model's trainable parameters, in the model's own order."""
+        """Return the layout of a model's trainable parameters, in the model's order."""
         named = _trainable(model)
         if not named:
             raise ValueError("the model has no trainable parameters")
         dtypes = {p.dtype for p in named.values()}
         if len(dtypes) > 1:
-            raise ValueError(f"the model mixes parameter dtypes ({dtypes}): convert it to one")
+            raise ValueError(
+                f"the model has parameters of several dtypes ({dtypes}): convert it to one"
+            )
         shapes = tuple(tuple(p.shape) for p in named.values())
         return cls(tuple(named), shapes, dtypes.pop())
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Number of coordinates of each parameter."""
+        """The number of coordinates of each parameter."""
         return tuple(math.prod(shape) for shape in self.shapes)
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Index of each parameter's first coordinate."""
+        """The index of each parameter's first coordinate."""
         return tuple(accumulate(self.sizes[:-1], initial=0))
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """The offsets as an array, for the index coders."""
+        """The offsets as an array."""
         return np.array(self.offsets, np.int64)
 
     @cached_property
     def d(self) -> int:
-        """Number of coordinates in all: the paper's d."""
+        """The total number of coordinates, the paper's d."""
         return sum(self.sizes)
 
     @cached_property
     def layers(self) -> dict[str, slice]:
-        """The stretch of the flat vector that each parameter takes."""
+        """The slice of the flat vector that each parameter occupies."""
         spans = zip(self.names, self.offsets, self.sizes, strict=True)
         return {name: slice(start, start + size) for name, start, size in spans}
 
     def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Named tensors ``(*clients, *shape)`` to one vector ``(*clients, d)``."""
+        """Concatenate named tensors ``(*clients, *shape)`` to one vector ``(*clients, d)``."""
         pieces = []
         for name, shape in zip(self.names, self.shapes, strict=True):
             tensor = parameters[name]
@@ -106,14 +108,14 @@ class Layout:
         return torch.cat(pieces, dim=-1)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """One vector ``(*clients, d)`` to named views ``(*clients, *shape)``."""
+        """Split one vector ``(*clients, d)`` into named views ``(*clients, *shape)``."""
         clients = vector.shape[:-1]
         parts = torch.split(vector, list(self.sizes), dim=-1)
         shaped = zip(self.names, self.shapes, parts, strict=True)
         return {name: part.view((*clients, *shape)) for name, shape, part in shaped}
 
     def read(self, model: nn.Module) -> Tensor:
-        """A copy of the model's parameters as one vector."""
+        """Return a copy of the model's parameters as one vector."""
         return self.flatten({n: p.detach() for n, p in _trainable(model).items()})
 
     def write(self, vector: Tensor, model: nn.Module) -> None:
@@ -121,13 +123,13 @@ class Layout:
         targets = _trainable(model)
         shapes = {name: tuple(p.shape) for name, p in targets.items()}
         if shapes != dict(zip(self.names, self.shapes, strict=True)):
-            raise ValueError("the model has other parameters than the one that was trained")
+            raise ValueError("the parameter names or shapes differ from those of the trained model")
         with torch.no_grad():
             for name, value in self.unflatten(vector).items():
                 targets[name].copy_(value)
 
     def bind(self, model: nn.Module, w: Tensor, gradient: Tensor) -> None:
-        """Make a model's parameters, and their gradients, views of two vectors ``(d,)``.
+        """Make a model's parameters and their gradients views of two vectors ``(d,)``.
 
         >>> layer = nn.Linear(2, 1, bias=False)
         >>> w, gradient = torch.ones(2), torch.zeros(2)
@@ -141,21 +143,21 @@ class Layout:
             parameter.data, parameter.grad = values[name], gradients[name]
 
     def fingerprint(self) -> str:
-        """A short hash of names, shapes and dtype: two sides that agree on it share a layout."""
+        """Return a short hash of names, shapes and dtype."""
         text = repr((self.names, self.shapes, str(self.dtype)))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def raw_bytes(x: Tensor) -> bytes:
-    """A tensor's numbers as they lie in memory: little endian wherever torch runs.
+    """Return a tensor's numbers as they are in memory: little endian wherever PyTorch runs.
 
     >>> raw_bytes(torch.tensor([1.0])).hex()
     '0000803f'
     """
     if not x.numel():
-        return b""  # its stride may be 0, of which view makes no octets
-    octets = x.detach().cpu().reshape(-1).contiguous().view(torch.uint8)
-    return octets.numpy().tobytes()
+        return b""  # its stride may be 0, which view does not accept
+    flat = x.detach().cpu().reshape(-1).contiguous()
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:

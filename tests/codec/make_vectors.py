@@ -1,8 +1,8 @@
-"""Write the test vectors of the wire format: frames, and what is in them as JSON.
+"""Write the test vectors of the frame format: frames, and their contents as JSON.
 
     python tests/codec/make_vectors.py
 
-Only a new version of the format may change a file that is there already.
+Only a new version of the format may change an existing file.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ RUN, BASE = bytes(range(8)), bytes(range(8, 16))
 
 
 def numbers(d: int) -> torch.Tensor:
-    """Values of both signs and many magnitudes, by integer arithmetic alone."""
+    """Return values of both signs and many magnitudes, by integer arithmetic."""
     raw = (np.arange(d, dtype=np.int64) * 2654435761) % 65_521
     exact = (raw - 32_760) / 2.0 ** (8 + raw % 7)
     return torch.from_numpy(exact.astype(np.float32))[None]
@@ -75,7 +75,7 @@ def cases() -> dict[str, Update]:
 
 
 def describe(name: str, update: Update, frame: bytes) -> dict[str, object]:
-    """What a decoder in another language should find."""
+    """Describe what a decoder in another language must find."""
     header, _ = read_header(frame)
     return {
         "file": f"{name}.bin",
@@ -108,7 +108,7 @@ def describe(name: str, update: Update, frame: bytes) -> dict[str, object]:
 
 
 def summary(x: torch.Tensor | None) -> dict[str, object]:
-    """The first and last few numbers and an exact sum: enough to find a wrong decoder."""
+    """Return the first and last numbers and an exact sum, enough to detect a wrong decoder."""
     if x is None:
         return {}
     listed = x.tolist()

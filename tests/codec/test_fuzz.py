@@ -1,4 +1,4 @@
-"""What the fuzzer found worth keeping, decoded again without it."""
+"""The fuzzer's corpus, decoded without the fuzzer."""
 
 import importlib.util
 from pathlib import Path
@@ -17,12 +17,12 @@ def check():
     return module.check
 
 
-def test_there_are_seeds_and_cases_that_were_found():
+def test_the_corpus_has_seeds_and_found_cases():
     assert len([case for case in CASES if "-" in case.name]) >= 20
     assert len(CASES) > 80
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_case_is_an_update_or_a_reason(case, check):
+def test_every_case_gives_an_update_or_a_frame_error(case, check):
     accepted = check(case.read_bytes())
-    assert accepted or len(case.name) == 40  # a seed is a frame; what was found need not be
+    assert accepted or len(case.name) == 40  # seeds are valid frames, found cases need not be

@@ -1,4 +1,4 @@
-"""Index coders: exact sizes, the information limit, and nothing accepted but what was written."""
+"""Index coders: exact sizes, the information limit, and refusal of hostile bytes."""
 
 from math import lgamma, log
 
@@ -8,27 +8,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsift.codec import gaps as module
+from fedsift.codec import index_gaps
 from fedsift.codec.errors import FrameError
-from fedsift.codec.gaps import Ints
 from fedsift.codec.index import (
-    CODERS,
+    INDEX_CODERS,
     Bitmap,
     Entropy,
     IndexCoder,
     Packed,
+    encode_shortest,
     entropy_size,
     gap_histogram,
-    shortest,
     shortest_sizes,
 )
-from fedsift.codec.sizes import best_sizes
+from fedsift.codec.index_sizes import smallest_sizes
+from fedsift.codec.range_coder import IntArray
 
 ONE_LAYER = np.array([0])
-BY_NAME = pytest.mark.parametrize("coder", CODERS, ids=lambda coder: coder.name)
+BY_NAME = pytest.mark.parametrize("coder", INDEX_CODERS, ids=lambda coder: coder.name)
 
 
-def random_mask(d: int, k: int, seed: int = 0) -> Ints:
+def random_mask(d: int, k: int, seed: int = 0) -> IntArray:
     return np.sort(np.random.default_rng(seed).choice(d, k, replace=False))
 
 
@@ -36,7 +36,7 @@ def limit_bytes(d: int, k: int) -> float:
     return (lgamma(d + 1) - lgamma(k + 1) - lgamma(d - k + 1)) / log(2) / 8
 
 
-def check_round_trip(coder: IndexCoder, indices: Ints, d: int, layers: Ints) -> bytes:
+def check_round_trip(coder: IndexCoder, indices: IntArray, d: int, layers: IntArray) -> bytes:
     payload = coder.encode(indices, d, layers)
     assert len(payload) == coder.size(indices, d, layers)
     decoded = coder.decode(payload, len(indices), d, layers)
@@ -46,8 +46,8 @@ def check_round_trip(coder: IndexCoder, indices: Ints, d: int, layers: Ints) -> 
 
 
 @st.composite
-def masks(draw: st.DrawFn) -> tuple[Ints, int]:
-    """Uniform, clustered, empty, full and periodic masks of small and medium d."""
+def masks(draw: st.DrawFn) -> tuple[IntArray, int]:
+    """Draw uniform, clustered, empty, full and periodic masks of small and medium d."""
     d = draw(st.integers(1, 100) | st.integers(100, 5000))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     density = draw(st.sampled_from([0.0, 0.001, 0.05, 0.3, 0.5, 0.7, 0.99, 1.0]))
@@ -63,7 +63,7 @@ def masks(draw: st.DrawFn) -> tuple[Ints, int]:
 @settings(max_examples=150, deadline=None)
 @given(mask=masks(), cuts=st.sets(st.integers(1, 4999), max_size=8))
 def test_round_trip_and_exact_size(
-    coder: IndexCoder, mask: tuple[Ints, int], cuts: set[int]
+    coder: IndexCoder, mask: tuple[IntArray, int], cuts: set[int]
 ) -> None:
     indices, d = mask
     layers = np.array([0, *sorted(cut for cut in cuts if cut < d)])
@@ -105,10 +105,10 @@ def test_uniform_masks_reach_the_information_limit(density: float) -> None:
     indices = random_mask(d, k)
     limit = limit_bytes(d, k)
     assert limit < Entropy().size(indices, d, ONE_LAYER) <= 1.005 * limit + 64
-    assert shortest(indices, d, ONE_LAYER)[0].name == "entropy"
+    assert encode_shortest(indices, d, ONE_LAYER)[0].name == "entropy"
 
 
-def test_clustered_masks_go_below_the_limit() -> None:
+def test_clustered_masks_are_smaller_than_the_limit() -> None:
     rng = np.random.default_rng(0)
     d = 200_000
     hot = np.repeat(rng.random(d // 25) < 0.1, 25)
@@ -117,7 +117,7 @@ def test_clustered_masks_go_below_the_limit() -> None:
 
 
 @pytest.mark.parametrize("d", [1, 10, 21_840, 1_000_000])
-def test_everything_and_nothing_cost_nothing(d: int) -> None:
+def test_full_and_empty_masks_take_no_bytes(d: int) -> None:
     for k in (0, d):
         assert check_round_trip(Entropy(), np.arange(k), d, ONE_LAYER) == b""
 
@@ -139,25 +139,25 @@ def test_gaps_of_every_magnitude() -> None:
 
 @pytest.mark.parametrize("clusters", [1, 20, 5000])
 def test_likely_symbols_stay_within_the_size(clusters: int) -> None:
-    """Runs make a bucket much likelier than one half, where the range coder loses most."""
+    """Clusters make one bucket very likely, where the range coder loses most."""
     d = 1_000_000
     starts = random_mask(d // 100, clusters) * 100
     indices = np.unique((starts[:, None] + np.arange(90)).ravel())
     check_round_trip(Entropy(), indices, d, ONE_LAYER)
 
 
-def test_the_smallest_is_taken() -> None:
+def test_the_shortest_coder_is_chosen() -> None:
     for d, k in [(8, 4), (1000, 1), (1000, 500), (100_000, 5000), (100_000, 99_000), (5, 0)]:
         indices = random_mask(d, k)
-        sizes = [coder.size(indices, d, ONE_LAYER) for coder in CODERS]
-        coder, payload = shortest(indices, d, ONE_LAYER)
+        sizes = [coder.size(indices, d, ONE_LAYER) for coder in INDEX_CODERS]
+        coder, payload = encode_shortest(indices, d, ONE_LAYER)
         assert len(payload) == min(sizes)
         assert coder.decode(payload, k, d, ONE_LAYER).tolist() == indices.tolist()
         stack = torch.from_numpy(indices)[None]
         assert shortest_sizes(stack, d, ONE_LAYER) == [(coder, len(payload))]
 
 
-def test_the_size_follows_from_the_histogram() -> None:
+def test_the_size_depends_only_on_the_histogram() -> None:
     d, layers = 500_000, np.array([0, 100_000, 100_010, 300_000])
     indices = np.sort(
         np.concatenate([random_mask(100_000, 9000), 300_000 + random_mask(9000, 800)])
@@ -170,7 +170,7 @@ def test_the_size_follows_from_the_histogram() -> None:
 
 @BY_NAME
 @pytest.mark.parametrize("bad", [[3, 2], [2, 2], [-1, 2], [2, 10]])
-def test_only_ascending_indices_are_written(coder: IndexCoder, bad: list[int]) -> None:
+def test_indices_that_do_not_ascend_are_not_encoded(coder: IndexCoder, bad: list[int]) -> None:
     with pytest.raises(ValueError, match="ascending"):
         coder.encode(np.array(bad), 10, ONE_LAYER)
 
@@ -178,7 +178,9 @@ def test_only_ascending_indices_are_written(coder: IndexCoder, bad: list[int]) -
 # Hostile bytes.
 
 
-def refused(coder: IndexCoder, payload: bytes, k: int, d: int, layers: Ints = ONE_LAYER) -> None:
+def refused(
+    coder: IndexCoder, payload: bytes, k: int, d: int, layers: IntArray = ONE_LAYER
+) -> None:
     with pytest.raises(FrameError):
         coder.decode(payload, k, d, layers)
 
@@ -186,7 +188,9 @@ def refused(coder: IndexCoder, payload: bytes, k: int, d: int, layers: Ints = ON
 @BY_NAME
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_any_bytes_are_refused_or_are_the_encoding(coder: IndexCoder, data: st.DataObject) -> None:
+def test_changed_bytes_are_refused_or_give_a_valid_mask(
+    coder: IndexCoder, data: st.DataObject
+) -> None:
     indices, d = data.draw(masks())
     layers = np.array([0, *{d // 2} - {0}])
     good = bytearray(coder.encode(indices, d, layers))
@@ -224,19 +228,19 @@ def test_a_changed_length_is_refused(coder: IndexCoder) -> None:
         refused(coder, payload, k, d)
 
 
-def test_bitmap_padding_and_count() -> None:
+def test_bitmap_with_wrong_padding_or_count() -> None:
     refused(Bitmap(), b"\x01\x04", 2, 10)
     refused(Bitmap(), b"\x01\x01", 1, 10)
 
 
-def test_packed_order_range_and_padding() -> None:
+def test_packed_with_wrong_order_range_or_padding() -> None:
     refused(Packed(), bytes([6 | 1 << 3]), 2, 8)  # 6, 1
     refused(Packed(), bytes([1 | 1 << 3]), 2, 8)  # 1, 1
     refused(Packed(), bytes([1 | 7 << 3]), 2, 7)  # 1, 7 of [0, 7)
     refused(Packed(), bytes([1 | 6 << 3 | 1 << 6]), 2, 8)
 
 
-def test_entropy_a_change_before_the_end_is_another_mask_or_none() -> None:
+def test_entropy_with_a_changed_bit_is_another_mask_or_refused() -> None:
     indices, d = random_mask(3000, 150), 3000
     payload = Entropy().encode(indices, d, ONE_LAYER)
     for bit in range(8 * (len(payload) - 40), 8 * (len(payload) - 20)):
@@ -249,12 +253,12 @@ def test_entropy_a_change_before_the_end_is_another_mask_or_none() -> None:
         assert not np.array_equal(decoded, indices)
 
 
-def test_entropy_headers() -> None:
+def test_entropy_with_a_malformed_header() -> None:
     d, layers = 200_000, np.array([0, 100_000])
     indices = np.concatenate([random_mask(100_000, 20_000), 100_000 + random_mask(100_000, 100)])
-    buckets = module.fine_buckets(module.gaps_of(indices))
-    model = module.GapModel.fit(module.histogram_of(indices, layers, buckets), 4)
-    payload = model.header() + model.write(module.gaps_of(indices), buckets)
+    buckets = index_gaps.fine_buckets(index_gaps.gaps_of(indices))
+    model = index_gaps.GapModel.fit(index_gaps.segment_histogram(indices, layers, buckets), 4)
+    payload = model.header() + model.encode(index_gaps.gaps_of(indices), buckets)
     assert Entropy().decode(payload, len(indices), d, layers).tolist() == indices.tolist()
     k = len(indices)
     length = payload[5]
@@ -276,26 +280,26 @@ def test_entropy_headers() -> None:
 
 
 def test_entropy_index_outside_its_layer() -> None:
-    """A hostile sender codes a gap that leaves the vector, or the segment, with sound words."""
+    """Encode a gap that ends outside the vector."""
     gaps = np.array([3, 10])
-    buckets = module.fine_buckets(gaps)
-    model = module.GapModel.fit(np.bincount(buckets, minlength=240)[None], 0)
-    payload = model.header() + model.write(gaps, buckets)
+    buckets = index_gaps.fine_buckets(gaps)
+    model = index_gaps.GapModel.fit(np.bincount(buckets, minlength=240)[None], 0)
+    payload = model.header() + model.encode(gaps, buckets)
     assert Entropy().decode(payload, 2, 15, ONE_LAYER).tolist() == [3, 14]
     refused(Entropy(), payload, 2, 14)
 
 
-def test_a_small_payload_cannot_claim_much() -> None:
-    for coder in CODERS:
+def test_a_small_payload_cannot_have_huge_sizes() -> None:
+    for coder in INDEX_CODERS:
         refused(coder, b"\0\x01\xc0" + bytes(8), 2**40, 2**50)
         refused(coder, b"", 10**6, 10**9)
 
 
-# The specification, executed by a plain implementation that shares no code with the coder.
+# The specification, as a reference implementation that shares no code with the coder.
 
 
 def reference_encode(indices: list[int], sub_bits: int, logs: list[int], size: int) -> bytes:
-    """Code gaps under one table of log-weights, in so many bytes of a 64-bit range coder."""
+    """Encode gaps under one table of log-weights in ``size`` bytes of a 64-bit range coder."""
     gaps = [b - a - 1 for a, b in zip([-1, *indices[:-1]], indices, strict=True)]
     split = [reference_bucket(gap, sub_bits) for gap in gaps]
     present = [b for b, v in enumerate(logs) if v]
@@ -317,7 +321,7 @@ def reference_encode(indices: list[int], sub_bits: int, logs: list[int], size: i
         assert width <= 16
         if width:
             put((gap & (1 << width) - 1) << (24 - width), 1 << (24 - width))
-    words = -(-low >> 32) << 32  # the least number of whole words from low on, then of bytes
+    words = -(-low >> 32) << 32  # low rounded up to words, then to bytes
     code = -(-(words << 8 * size) >> bits)
     assert code << bits < low + rng << 8 * size
     assert 8 * size <= 1.001 * (bits - log(rng, 2)) + 16, "fewer bytes would do"
@@ -339,23 +343,23 @@ def reference_weights(logs: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("kind", [*range(4), *range(8, 12)])
 @pytest.mark.parametrize("k", [*range(2, 40), 400, 3000])
-def test_the_bytes_are_those_of_the_specification(kind: int, k: int) -> None:
+def test_the_bytes_follow_the_specification(kind: int, k: int) -> None:
     d = 20 * k
     indices = random_mask(d, k, seed=k)
-    model = module.GapModel.fit(gap_histogram(indices, d, ONE_LAYER), kind)
-    gaps = module.gaps_of(indices)
-    written = model.write(gaps, module.fine_buckets(gaps))
+    model = index_gaps.GapModel.fit(gap_histogram(indices, d, ONE_LAYER), kind)
+    gaps = index_gaps.gaps_of(indices)
+    written = model.encode(gaps, index_gaps.fine_buckets(gaps))
     logs = model.logs[0].tolist()
     assert written == reference_encode(indices.tolist(), kind & 3, logs, len(written))
 
 
 @pytest.mark.parametrize("layers", [ONE_LAYER, np.array([0, 70_000, 150_000, 150_400])])
-def test_histograms_of_a_stack_are_those_of_its_rows(layers: Ints) -> None:
+def test_histograms_of_a_stack_are_those_of_its_rows(layers: IntArray) -> None:
     d, k = 200_000, 5_000
     rows = np.stack([random_mask(d, k, seed) for seed in range(3)])
-    starts = module.segments(layers, d)
-    both = module.stacked_histograms(torch.from_numpy(rows), starts)
-    sizes = best_sizes(both).tolist()
+    starts = index_gaps.segment_starts(layers, d)
+    both = index_gaps.stacked_histograms(torch.from_numpy(rows), starts)
+    sizes = smallest_sizes(both).tolist()
     for counted, size, row in zip(both.numpy(), sizes, rows, strict=True):
         assert np.array_equal(counted, gap_histogram(row, d, layers))
         assert size == entropy_size(counted) == Entropy().size(row, d, layers)
@@ -365,10 +369,10 @@ def test_histograms_of_a_stack_are_those_of_its_rows(layers: Ints) -> None:
     st.integers(1, 3),
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 239), st.integers(0, 2**20)), max_size=40),
 )
-def test_sizes_counted_together_are_those_counted_alone(tables: int, cells: list) -> None:
+def test_the_sizes_of_a_stack_are_those_of_its_masks(tables: int, cells: list) -> None:
     histogram = np.zeros((tables, 240), np.int64)
     for table, bucket, times in cells:
         histogram[table % tables, bucket] += times
     both = [histogram, histogram[::-1].copy()]
-    together = best_sizes(torch.from_numpy(np.stack(both)))
+    together = smallest_sizes(torch.from_numpy(np.stack(both)))
     assert together.tolist() == [entropy_size(each) for each in both]

@@ -1,4 +1,4 @@
-"""Data sets and how they are dealt out to clients."""
+"""Data sets and their partition among clients."""
 
 import gzip
 import pickle
@@ -12,13 +12,13 @@ from scipy.io import savemat
 
 from fedsift.data import (
     DATASETS,
-    deal,
     dirichlet,
     documents,
     from_dataset,
-    from_partition,
+    from_huggingface,
     iid,
     load,
+    partition_indices,
     shape_of,
     split,
 )
@@ -34,8 +34,8 @@ def labels_and_clients(draw):
     return y, draw(st.integers(1, len(y)))
 
 
-def unlikeness(rows, y):
-    """The clients' mean total variation distance from the whole set's class shares."""
+def label_skew(rows, y):
+    """The mean total variation distance between the class shares of a client and of all data."""
     classes = y.max() + 1
     whole = np.bincount(y, minlength=classes) / len(y)
     shares = [np.bincount(y[part], minlength=classes) / len(part) for part in rows]
@@ -43,7 +43,7 @@ def unlikeness(rows, y):
 
 
 @given(labels_and_clients(), seeds)
-def test_iid_deals_every_sample_once_in_parts_equal_to_within_one(task, seed):
+def test_iid_assigns_every_sample_once_in_parts_of_equal_size(task, seed):
     y, clients = task
     rows = iid(y, clients, seed)
     sizes = [len(part) for part in rows]
@@ -53,7 +53,7 @@ def test_iid_deals_every_sample_once_in_parts_equal_to_within_one(task, seed):
 
 
 @given(labels_and_clients(), seeds, st.floats(1e-6, 1e6))
-def test_dirichlet_deals_every_sample_once_and_leaves_no_client_empty(task, seed, theta):
+def test_dirichlet_assigns_every_sample_once_and_leaves_no_client_empty(task, seed, theta):
     y, clients = task
     rows = dirichlet(y, clients, seed, theta)
     assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(len(y)))
@@ -61,10 +61,10 @@ def test_dirichlet_deals_every_sample_once_and_leaves_no_client_empty(task, seed
     assert min(len(part) for part in rows) >= 1
 
 
-def test_dirichlet_clients_are_less_alike_the_smaller_theta():
+def test_dirichlet_clients_differ_more_for_smaller_theta():
     y = load("digits").train[1].numpy()
     means = [
-        np.mean([unlikeness(dirichlet(y, 20, seed, theta), y) for seed in range(5)])
+        np.mean([label_skew(dirichlet(y, 20, seed, theta), y) for seed in range(5)])
         for theta in (0.1, 1.0, 10.0, 1000.0)
     ]
     assert means == sorted(means, reverse=True)
@@ -74,24 +74,24 @@ def test_dirichlet_clients_are_less_alike_the_smaller_theta():
 
 def test_iid_clients_are_alike():
     y = load("digits").train[1].numpy()
-    assert unlikeness(iid(y, 20, seed=0), y) < 0.2
+    assert label_skew(iid(y, 20, seed=0), y) < 0.2
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 def test_a_partition_depends_on_its_seed_and_on_nothing_else(partition):
     y = np.arange(200) % 10
-    first = deal(partition, y, 7, seed=3, theta=0.5)
+    first = partition_indices(partition, y, 7, seed=3, theta=0.5)
     np.random.default_rng().random(5)
-    again = deal(partition, y, 7, seed=3, theta=0.5)
-    other = deal(partition, y, 7, seed=4, theta=0.5)
+    again = partition_indices(partition, y, 7, seed=3, theta=0.5)
+    other = partition_indices(partition, y, 7, seed=4, theta=0.5)
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("clients", [-1, 0, 11])
-def test_clients_that_cannot_all_have_a_sample_are_refused(clients):
+def test_more_clients_than_samples_are_refused(clients):
     for refuses in (
-        lambda y: deal("iid", y, clients, seed=0, theta=1.0),
+        lambda y: partition_indices("iid", y, clients, seed=0, theta=1.0),
         lambda y: iid(y, clients, seed=0),
         lambda y: dirichlet(y, clients, seed=0, theta=1.0),
         lambda y: documents(np.arange(10), clients, seed=0),
@@ -101,14 +101,14 @@ def test_clients_that_cannot_all_have_a_sample_are_refused(clients):
 
 
 @pytest.mark.parametrize("theta", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_theta_that_is_no_positive_number_is_refused(theta):
+def test_a_theta_that_is_not_a_positive_number_is_refused(theta):
     with pytest.raises(ValueError, match="theta must be a positive number"):
         dirichlet(np.arange(10) % 2, 2, seed=0, theta=theta)
 
 
 def test_an_unknown_partition_is_refused_with_the_list_of_known_ones():
     with pytest.raises(ValueError, match="iid, dirichlet"):
-        deal("sorted", np.arange(10), 2, seed=0, theta=1.0)
+        partition_indices("sorted", np.arange(10), 2, seed=0, theta=1.0)
 
 
 def test_an_unknown_dataset_is_refused_with_the_list_of_known_ones():
@@ -116,7 +116,7 @@ def test_an_unknown_dataset_is_refused_with_the_list_of_known_ones():
         load("mnist")
 
 
-def test_the_digits_are_split_into_all_of_scikit_learns_images():
+def test_the_digits_are_all_of_scikit_learns_images():
     from sklearn.datasets import load_digits
 
     digits = load("digits")
@@ -126,7 +126,7 @@ def test_the_digits_are_split_into_all_of_scikit_learns_images():
     assert torch.equal(y.bincount(), torch.from_numpy(np.bincount(load_digits().target)))
 
 
-def test_no_digit_is_both_in_the_train_and_in_the_test_set():
+def test_no_digit_is_in_both_the_training_and_the_test_set():
     digits = load("digits")
     train = {image.numpy().tobytes() for image in digits.train[0]}
     assert not any(image.numpy().tobytes() in train for image in digits.test[0])
@@ -147,7 +147,7 @@ def test_the_split_of_the_digits_does_not_depend_on_the_runs_seed():
     assert not torch.equal(a.clients[0][0], b.clients[0][0])
 
 
-# The official files of image data sets, made small.
+# Small versions of the official files of the image data sets.
 
 
 def idx(array):
@@ -181,7 +181,7 @@ def data_folder(tmp_path, monkeypatch):
     for part in ("train", "test"):
         save_mat(svhn / f"{part}_32x32.mat", X=noise(32, 32, 3, 10), y=np.arange(1, 11)[:, None])
     monkeypatch.setenv("FEDSIFT_DATA", str(tmp_path))
-    monkeypatch.setattr("fedsift.data.files.DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr("fedsift.data.folder.DEBIAN", tmp_path / "debian")
     return tmp_path
 
 
@@ -199,7 +199,7 @@ def test_fashion_mnist_is_read_in_the_order_of_its_files(data_folder):
     assert np.allclose(x[:, 0].numpy(), expected, atol=1e-4)
 
 
-def test_cifar_10_is_read_batch_after_batch_with_its_channels_apart(data_folder):
+def test_cifar_10_is_read_in_the_order_of_its_batches(data_folder):
     data = load("cifar-10")
     raw = noise(4, 3073)[:, 1:].reshape(4, 3, 1024)
     assert data.train[0].shape == (20, 3, 32, 32)
@@ -216,7 +216,7 @@ def test_cifar_10_is_read_batch_after_batch_with_its_channels_apart(data_folder)
         ("svhn", "svhn/train_32x32.mat"),
     ],
 )
-def test_a_missing_file_is_named_with_where_to_put_it(name, file, data_folder):
+def test_the_error_for_a_missing_file_says_where_to_put_it(name, file, data_folder):
     (data_folder / file).unlink()
     with pytest.raises(ValueError, match=f"no .*{file}.*fedsift data get {name}.*FEDSIFT_DATA"):
         load(name)
@@ -249,7 +249,7 @@ def test_a_broken_file_of_cifar_10_is_refused_by_name(content, data_folder):
         load("cifar-10")
 
 
-def test_svhn_is_read_with_its_samples_first_and_its_tens_as_zeros(data_folder):
+def test_svhn_has_its_samples_first_and_label_10_becomes_0(data_folder):
     x, y = load("svhn").train
     raw = noise(32, 32, 3, 10)
     assert x.shape == (10, 3, 32, 32)
@@ -293,16 +293,16 @@ def test_a_broken_file_of_svhn_is_refused_by_name_and_never_unpickled(
         load("svhn")
 
 
-def test_debians_files_are_read_where_the_data_folder_has_none(data_folder, monkeypatch):
+def test_debians_files_are_read_if_the_data_folder_has_none(data_folder, monkeypatch):
     (data_folder / "debian").mkdir()
     (data_folder / "fashion-mnist").rename(data_folder / "debian" / "fashion-mnist")
     assert load("fashion-mnist").train[1].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-# Adapters.
+# Conversion.
 
 
-def test_split_gives_each_client_the_rows_it_is_named():
+def test_split_gives_each_client_its_rows():
     x, y = torch.arange(12.0).view(6, 2), torch.arange(6)
     parts = split((x, y), [np.array([5, 0]), torch.tensor([3]), [1, 1, 2]])
     assert [own.tolist() for _, own in parts] == [[5, 0], [3], [1, 1, 2]]
@@ -332,8 +332,8 @@ def test_any_torch_dataset_becomes_two_tensors_in_its_order():
     assert torch.equal(x[:, 0, 1], torch.arange(2500.0))
 
 
-class Partition:
-    """What the documentation of Hugging Face's Dataset promises, and no more."""
+class FakeHuggingFaceDataset:
+    """Only what the documentation of Hugging Face's Dataset guarantees."""
 
     def __init__(self, columns):
         self.columns, self.column_names = columns, list(columns)
@@ -349,24 +349,24 @@ class Partition:
 @pytest.mark.parametrize(
     ("given", "shape"), [((7, 8, 8), (7, 1, 8, 8)), ((7, 8, 8, 3), (7, 3, 8, 8))]
 )
-def test_a_partition_of_images_comes_out_with_channels_first_from_0_to_1(given, shape):
+def test_huggingface_images_become_channels_first_floats_from_0_to_1(given, shape):
     raw = noise(*given).astype(np.uint8)
-    x, y = from_partition(Partition({"img": raw, "label": np.arange(7)}), x="img")
+    x, y = from_huggingface(FakeHuggingFaceDataset({"img": raw, "label": np.arange(7)}), x="img")
     assert (x.shape, x.dtype, y.tolist()) == (shape, torch.float32, list(range(7)))
     assert np.allclose(x[4, -1].numpy() * 255, raw[4].reshape(8, 8, -1)[..., -1])
 
 
-def test_a_partition_of_numbers_is_taken_as_it_is():
-    x, y = from_partition(Partition({"x": np.eye(3), "y": np.ones(3)}), "x", "y")
+def test_huggingface_numbers_are_not_changed():
+    x, y = from_huggingface(FakeHuggingFaceDataset({"x": np.eye(3), "y": np.ones(3)}), "x", "y")
     assert torch.equal(x, torch.eye(3, dtype=torch.float64))
     assert y.dtype == torch.float64
 
 
-def test_a_partition_without_the_column_is_refused_with_those_it_has():
-    with pytest.raises(ValueError, match=r"no column 'image'; it has \['img', 'label'\]"):
-        from_partition(Partition({"img": noise(2, 4, 4), "label": np.arange(2)}))
+def test_the_error_for_a_missing_column_lists_the_columns():
+    with pytest.raises(ValueError, match=r"no column 'image'; the columns are \['img', 'label'\]"):
+        from_huggingface(FakeHuggingFaceDataset({"img": noise(2, 4, 4), "label": np.arange(2)}))
 
 
-def test_a_theta_beyond_all_sums_deals_evenly():
+def test_a_theta_whose_sums_would_overflow_gives_equal_shares():
     rows = dirichlet(np.arange(1000) % 10, 7, 0, 1e308)
     assert max(map(len, rows)) - min(map(len, rows)) <= 10

@@ -1,4 +1,4 @@
-"""Data sets are fetched from their sources and checked."""
+"""Data sets are downloaded from their official sources and verified."""
 
 import gzip
 import hashlib
@@ -13,8 +13,8 @@ from rich.console import Console
 
 from fedsift.cli.commands import main
 from fedsift.data import DATASETS
-from fedsift.data.download import fetch, state_of
-from fedsift.data.sources import SOURCES, Download, File, Source
+from fedsift.data.download import fetch, file_state
+from fedsift.data.official_sources import SOURCES, Download, File, Source
 
 CONTENT = bytes(range(256)) * 1200
 
@@ -24,7 +24,7 @@ def sha256(content):
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves files, ranges of them too, and can break the line."""
+    """Serves files and ranges of files, and can close the connection early."""
 
     def do_GET(self):
         self.server.asked.append((self.path, self.headers.get("Range")))
@@ -50,7 +50,7 @@ class Handler(SimpleHTTPRequestHandler):
 def server(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSIFT_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr("fedsift.data.files.DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr("fedsift.data.folder.DEBIAN", tmp_path / "debian")
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=tmp_path)) as made:
         made.files, made.asked, made.ranges, made.breaks_after = {}, [], True, 10**9
         threading.Thread(target=made.serve_forever, daemon=True).start()
@@ -59,7 +59,7 @@ def server(tmp_path, monkeypatch):
 
 
 def offer(server, monkeypatch, name, files):
-    """Let a data set's source be this server, with these files instead of the real ones."""
+    """Make this server the source of a data set, with these files instead of the real ones."""
     server.files = {f"/{path}": content for path, content in files.items()}
     home = f"http://127.0.0.1:{server.server_port}"
     downloads = [
@@ -78,9 +78,7 @@ def unpacked(content):
     return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
 
 
-def test_get_fetches_every_file_and_check_finds_them_in_order(
-    server, monkeypatch, tmp_path, capsys
-):
+def test_get_downloads_all_files_and_check_accepts_them(server, monkeypatch, tmp_path, capsys):
     packed = gzip.compress(CONTENT)
     offer(server, monkeypatch, "fashion-mnist", {"a.gz": packed, "b.gz": gzip.compress(b"b")})
     assert main(["data", "check", "fashion-mnist"]) == 1
@@ -88,11 +86,11 @@ def test_get_fetches_every_file_and_check_finds_them_in_order(
     assert (tmp_path / "data" / "fashion-mnist" / "a.gz").read_bytes() == packed
     capsys.readouterr()
     assert main(["data", "check", "fashion-mnist"]) == 0
-    assert capsys.readouterr().out.count("in order") == 2
+    assert capsys.readouterr().out.count("ok  ") == 2
     assert sorted(p.name for p in (tmp_path / "data").rglob("*") if p.is_file()) == ["a.gz", "b.gz"]
 
 
-def test_get_leaves_what_is_in_order_and_fetches_the_rest(server, monkeypatch, tmp_path):
+def test_get_downloads_only_missing_and_damaged_files(server, monkeypatch, tmp_path):
     offer(server, monkeypatch, "svhn", {"a.mat": CONTENT, "b.mat": b"b", "c.mat": b"c"})
     folder = tmp_path / "data" / "svhn"
     folder.mkdir(parents=True)
@@ -103,13 +101,13 @@ def test_get_leaves_what_is_in_order_and_fetches_the_rest(server, monkeypatch, t
     assert (folder / "b.mat").read_bytes() == b"b"
 
 
-def test_a_download_goes_on_where_the_line_broke(server, monkeypatch, tmp_path, capsys):
+def test_an_interrupted_download_resumes(server, monkeypatch, tmp_path, capsys):
     offer(server, monkeypatch, "svhn", {"a.mat": CONTENT})
     server.breaks_after = 100_000
     target = tmp_path / "data" / "svhn" / "a.mat"
     assert main(["data", "get", "svhn"]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert f"the line broke after 100000 of {len(CONTENT)} bytes" in said
+    assert f"the connection was lost after 100000 of {len(CONTENT)} bytes" in said
     assert not target.exists()
     server.breaks_after = 10**9
     assert main(["data", "get", "svhn", "--data-dir", str(tmp_path / "data")]) == 0
@@ -127,7 +125,7 @@ def test_a_server_without_ranges_sends_the_whole_file_again(server, monkeypatch,
 
 
 @pytest.mark.parametrize("wrong", [CONTENT[:-1] + b"x", CONTENT + b"more"], ids=["other", "longer"])
-def test_a_file_that_is_not_the_official_one_is_never_put_in_place(
+def test_a_file_with_another_digest_is_never_put_in_place(
     wrong, server, monkeypatch, tmp_path, capsys
 ):
     offer(server, monkeypatch, "svhn", {"a.mat": CONTENT})
@@ -137,7 +135,7 @@ def test_a_file_that_is_not_the_official_one_is_never_put_in_place(
     assert not [p for p in (tmp_path / "data").rglob("*") if p.is_file()]
 
 
-def test_a_server_that_never_stops_sending_is_left(server, monkeypatch, tmp_path):
+def test_a_download_stops_if_the_server_sends_too_much(server, monkeypatch, tmp_path):
     offer(server, monkeypatch, "svhn", {"a.mat": b"short"})
     server.files["/a.mat"] = bytes(50_000_000)
     download = SOURCES["svhn"].downloads[0]
@@ -146,12 +144,14 @@ def test_a_server_that_never_stops_sending_is_left(server, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_without_a_network_it_says_which_files_to_put_where(name, tmp_path, monkeypatch, capsys):
+def test_without_network_the_error_says_which_files_to_put_where(
+    name, tmp_path, monkeypatch, capsys
+):
     def no_network(*words, **named):
         raise OSError("Network is unreachable")
 
     monkeypatch.setattr("fedsift.data.download.urlopen", no_network)
-    monkeypatch.setattr("fedsift.data.files.DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr("fedsift.data.folder.DEBIAN", tmp_path / "debian")
     monkeypatch.setenv("FEDSIFT_DATA", "elsewhere")
     assert main(["data", "get", name, "--data-dir", str(tmp_path)]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
@@ -172,7 +172,7 @@ def tar_of(members):
     return made.getvalue()
 
 
-def test_only_the_wanted_files_are_taken_out_of_an_archive(server, monkeypatch, tmp_path):
+def test_only_the_listed_files_are_extracted_from_an_archive(server, monkeypatch, tmp_path):
     wanted = {f"cifar-10-batches-bin/{n}.bin": n.encode() for n in ("data_batch_1", "test_batch")}
     packed = tar_of({**wanted, "../evil": b"evil", "/tmp/fedsift-evil": b"", "readme.html": b""})
     server.files = {"/c.tar.gz": packed}
@@ -183,10 +183,10 @@ def test_only_the_wanted_files_are_taken_out_of_an_archive(server, monkeypatch, 
     assert main(["data", "get", "cifar-10"]) == 0
     found = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
     assert found == {f"data/{path}" for path in wanted}
-    assert {state_of(file) for file in files} == {"in order"}
+    assert {file_state(file) for file in files} == {"ok"}
 
 
-def test_a_damaged_file_is_found(server, monkeypatch, tmp_path, capsys):
+def test_check_finds_a_damaged_file(server, monkeypatch, tmp_path, capsys):
     offer(server, monkeypatch, "fashion-mnist", {"a.gz": gzip.compress(CONTENT), "b.gz": b""})
     folder = tmp_path / "data" / "fashion-mnist"
     folder.mkdir(parents=True)
@@ -196,14 +196,14 @@ def test_a_damaged_file_is_found(server, monkeypatch, tmp_path, capsys):
         assert f"damaged   {folder / 'a.gz'}" in capsys.readouterr().out
 
 
-def test_the_same_data_packed_in_another_way_is_in_order(server, monkeypatch, tmp_path):
+def test_the_same_data_compressed_differently_is_accepted(server, monkeypatch, tmp_path):
     offer(server, monkeypatch, "fashion-mnist", {"a.gz": gzip.compress(CONTENT)})
     (tmp_path / "debian" / "fashion-mnist").mkdir(parents=True)
     (tmp_path / "debian" / "fashion-mnist" / "a.gz").write_bytes(gzip.compress(CONTENT, 1))
     assert main(["data", "check", "fashion-mnist"]) == 0
 
 
-def test_list_names_every_set_and_where_it_is(server, tmp_path, capsys, monkeypatch):
+def test_list_shows_every_data_set_and_its_folder(server, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("fedsift.cli.data.out", Console(width=400))  # no path is folded
     offer(server, monkeypatch, "svhn", {"a.mat": CONTENT})
     assert main(["data", "get", "svhn"]) == 0
@@ -223,7 +223,7 @@ def test_digits_need_no_download(command, capsys):
 
 
 @pytest.mark.parametrize("command", ["get", "check"])
-def test_an_unknown_data_set_is_one_line(command, capsys):
+def test_an_unknown_data_set_gives_a_one_line_error(command, capsys):
     assert main(["data", command, "mnist"]) == 2
     said = capsys.readouterr().err
     assert all(name in said for name in DATASETS)

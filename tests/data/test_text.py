@@ -1,4 +1,4 @@
-"""The text that comes with Python: its documents, how they are dealt out, and training on it."""
+"""The text data from Python's standard library: documents, partition, training."""
 
 import json
 from dataclasses import replace
@@ -14,11 +14,11 @@ from torch import nn
 import fedsift
 from fedsift import algorithms
 from fedsift.cli.commands import main
-from fedsift.data import deal, load, loss_of, sequence_cross_entropy, text
+from fedsift.data import load, loss_of, partition_indices, sequence_cross_entropy, text
 from fedsift.engine import Forked, Reference, Stacked
 from fedsift.engine.processes import forked
 from fedsift.models import build
-from fedsift.models.transformer import Block, Characters
+from fedsift.models.transformer import CharacterEmbedding, TransformerBlock
 from fedsift.simulation import Options, prepare
 
 
@@ -31,30 +31,30 @@ def read(codes):
     return "".join(text.ALPHABET[code] for code in codes)
 
 
-def test_samples_are_the_text_and_targets_the_text_one_character_on(stdlib):
+def test_targets_are_the_samples_shifted_by_one_character(stdlib):
     x, y = stdlib.train
     assert x.dtype == y.dtype == torch.int64
     assert x.shape == y.shape == (len(stdlib.documents), text.CONTEXT)
-    whole = "".join(c if c in text.ALPHABET else "?" for c in text.library()[0].text)
+    whole = "".join(c if c in text.ALPHABET else "?" for c in text.stdlib_documents()[0].text)
     mine = read(x[stdlib.documents == 0].flatten().tolist())
     assert whole.startswith(mine)
     assert 0 < len(whole) - len(mine) <= text.CONTEXT
     assert torch.equal(y[:, :-1], x[:, 1:])
-    assert torch.equal(y[0, -1], x[1, 0])  # the next sample goes on where this one ends
+    assert torch.equal(y[0, -1], x[1, 0])  # the next sample starts where this one ends
 
 
-def test_the_test_set_is_of_documents_that_nobody_trains_on(stdlib):
+def test_the_test_set_has_documents_that_no_client_trains_on(stdlib):
     x_test, _ = stdlib.test
-    assert 100 < len(x_test) <= text.MOST_TESTED
-    library = text.library()
+    assert 100 < len(x_test) <= text.MAX_TEST_SAMPLES
+    library = text.stdlib_documents()
     kept = [d for n, d in enumerate(library) if n % text.HELD_OUT != text.HELD_OUT - 1]
     assert int(stdlib.documents.max()) + 1 == len(kept)
-    whole = "\0".join(read(text.codes_of(d.text)) for d in kept)
+    whole = "\0".join(read(text.encode_characters(d.text)) for d in kept)
     shared = sum(read(sample.tolist()) in whole for sample in x_test)
-    assert shared < len(x_test) / 20  # a license may stand in two modules
+    assert shared < len(x_test) / 20  # two modules may contain the same license
 
 
-def test_every_code_is_one_of_the_alphabet(stdlib):
+def test_every_code_is_in_the_alphabet(stdlib):
     for x in (*stdlib.train, *stdlib.test):
         assert 0 <= int(x.min()) <= int(x.max()) < len(text.ALPHABET)
 
@@ -65,7 +65,7 @@ def module(folder: Path, name: str, content: str) -> None:
     path.write_bytes(content.encode())
 
 
-def test_only_public_modules_of_a_fair_size_are_read_in_the_order_of_their_names(tmp_path):
+def test_only_public_modules_of_a_minimum_size_are_read_sorted_by_name(tmp_path):
     fair = "x = 1\r\n" * 1000
     taken = ["json/decoder.py", "abc.py", "email/mime/text.py"]
     left = ["_weakrefset.py", "json/__init__.py", "test/support.py", "unittest/test_x.py",
@@ -76,30 +76,30 @@ def test_only_public_modules_of_a_fair_size_are_read_in_the_order_of_their_names
     module(tmp_path, "this.py", "short")
     found = list(text.documents_in(tmp_path))
     assert [d.name for d in found] == ["abc", "ast", "email/mime/text", "json/decoder"]
-    assert [len(d.text) for d in found] == [6000, text.LONGEST, 6000, 6000]
+    assert [len(d.text) for d in found] == [6000, text.MAX_LENGTH, 6000, 6000]
 
 
-def test_a_python_without_sources_is_told_in_one_line(tmp_path, monkeypatch):
+def test_a_python_without_sources_gives_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    with pytest.raises(ValueError, match=f"not in {tmp_path}: use a Python that has them"):
-        text.library.__wrapped__()
+    with pytest.raises(ValueError, match=f"not in {tmp_path}; use a Python that includes them"):
+        text.stdlib_documents.__wrapped__()
 
 
-def test_another_text_has_another_digest(monkeypatch):
+def test_different_text_has_a_different_digest(monkeypatch):
     before = text.digest()
-    first, *others = text.library()
+    first, *others = text.stdlib_documents()
     for changed in (replace(first, text=first.text + "."), replace(first, name="other")):
-        monkeypatch.setattr(text, "library", lambda changed=changed: (changed, *others))
+        monkeypatch.setattr(text, "stdlib_documents", lambda changed=changed: (changed, *others))
         assert text.digest() != before
-    monkeypatch.setattr(text, "library", lambda: (first, *others))
+    monkeypatch.setattr(text, "stdlib_documents", lambda: (first, *others))
     assert text.digest() == before
 
 
 @given(st.lists(st.integers(0, 9), min_size=10, max_size=60), st.integers(0, 5), st.data())
-def test_documents_are_dealt_whole_and_nobody_goes_empty(labels, seed, data):
+def test_documents_are_not_divided_and_no_client_is_empty(labels, seed, data):
     y = np.array(labels)
     clients = data.draw(st.integers(1, len(set(labels))))
-    rows = deal("documents", y, clients, seed, theta=1.0)
+    rows = partition_indices("documents", y, clients, seed, theta=1.0)
     assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(len(y)))
     owners = [{int(label) for label in y[part]} for part in rows]
     assert sum(map(len, owners)) == len(set(labels))
@@ -108,10 +108,10 @@ def test_documents_are_dealt_whole_and_nobody_goes_empty(labels, seed, data):
 
 def test_more_clients_than_documents_are_refused():
     with pytest.raises(ValueError, match=r"3 whole documents.*between 1 and 3"):
-        deal("documents", np.array([0, 0, 1, 2, 2]), 4, seed=0, theta=1.0)
+        partition_indices("documents", np.array([0, 0, 1, 2, 2]), 4, seed=0, theta=1.0)
 
 
-def test_a_character_is_foretold_from_those_before_it_alone():
+def test_a_character_is_predicted_from_earlier_ones_only():
     model = build("char-transformer", (text.CONTEXT,), seed=0).eval()
     x = torch.randint(0, len(text.ALPHABET), (2, text.CONTEXT))
     changed = x.clone()
@@ -122,19 +122,21 @@ def test_a_character_is_foretold_from_those_before_it_alone():
     assert not torch.equal(before[:, 70], after[:, 70])
 
 
-# Training, on a small Transformer.
+# Training a small Transformer.
 
 CONTEXT = 12
 
 
 def small():
     torch.manual_seed(0)
-    blocks = [Block(16, 2, CONTEXT), Block(16, 2, CONTEXT)]
-    return nn.Sequential(Characters(8, CONTEXT, 16), *blocks, nn.LayerNorm(16), nn.Linear(16, 8))
+    blocks = [TransformerBlock(16, 2, CONTEXT), TransformerBlock(16, 2, CONTEXT)]
+    return nn.Sequential(
+        CharacterEmbedding(8, CONTEXT, 16), *blocks, nn.LayerNorm(16), nn.Linear(16, 8)
+    )
 
 
 def words(samples, seed):
-    """Samples of a text in which each character is followed by the next but one or two."""
+    """Samples of a text in which each character is followed by the next one or the one after it."""
     draw = np.random.default_rng(seed)
     codes = np.cumsum(1 + draw.integers(0, 2, (samples, CONTEXT + 1)), 1) % 8
     return torch.from_numpy(codes[:, :-1]), torch.from_numpy(codes[:, 1:])
@@ -207,8 +209,10 @@ def test_a_text_is_learned():
         algorithm=algorithms.fedadam(lr=0.01, local_steps=10), rounds=8, batch_size=16,
         loss=sequence_cross_entropy,
     )  # fmt: skip
-    assert result.history[-1]["accuracy"] > 0.4  # of two that are alike; a guess finds 1 in 8
-    assert result.history[-1]["loss"] < 0.9  # no text of this kind has less than log 2
+    assert (
+        result.history[-1]["accuracy"] > 0.4
+    )  # at most 0.5, as the next character is one of two; a random guess has 1/8
+    assert result.history[-1]["loss"] < 0.9  # at least log 2
 
 
 RUN = ["--dataset", "python-stdlib", "--partition", "documents", "--clients", "3", "--rounds", "2",
@@ -216,31 +220,33 @@ RUN = ["--dataset", "python-stdlib", "--partition", "documents", "--clients", "3
 
 
 @pytest.fixture
-def briefly(monkeypatch, tmp_path):
-    monkeypatch.setattr(text, "MOST_TESTED", 5)
+def small_test_set(monkeypatch, tmp_path):
+    monkeypatch.setattr(text, "MAX_TEST_SAMPLES", 5)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_a_run_names_its_text_and_is_resumed_on_no_other(briefly, monkeypatch, capsys):
+def test_a_run_records_its_text_and_cannot_be_resumed_on_another(
+    small_test_set, monkeypatch, capsys
+):
     assert main(["run", *RUN, "--out", "mine"]) == 0
-    summary = json.loads((briefly / "mine" / "summary.json").read_text())
+    summary = json.loads((small_test_set / "mine" / "summary.json").read_text())
     assert (summary["model"], summary["parameters"]) == ("char-transformer", 636_128)
     assert summary["environment"]["corpus"] == text.digest()
     assert 0 <= summary["final_accuracy"] < 1
-    config = briefly / "mine" / "config.toml"
+    config = small_test_set / "mine" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))
     monkeypatch.setattr("fedsift.runs.folder.digest_of", lambda name: "another")
     capsys.readouterr()
     assert main(["resume", "mine"]) == 2
     assert "another text of python-stdlib" in capsys.readouterr().err
     monkeypatch.undo()
-    monkeypatch.chdir(briefly)
-    monkeypatch.setattr(text, "MOST_TESTED", 5)
+    monkeypatch.chdir(small_test_set)
+    monkeypatch.setattr(text, "MAX_TEST_SAMPLES", 5)
     assert main(["resume", "mine"]) == 0
 
 
-def test_check_tells_the_digest_of_the_text(capsys):
+def test_check_prints_the_digest_of_the_text(capsys):
     assert main(["data", "check", "python-stdlib"]) == 0
     assert text.digest() in capsys.readouterr().out
 
@@ -253,9 +259,9 @@ def letters():
 """
 
 
-def test_a_model_of_ones_own_takes_codes_of_characters(briefly, monkeypatch):
-    (briefly / "my_letters.py").write_text(OWN)
-    monkeypatch.syspath_prepend(str(briefly))
+def test_a_user_model_accepts_character_codes(small_test_set, monkeypatch):
+    (small_test_set / "my_letters.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(small_test_set))
     assert main(["run", *RUN, "--model", "my_letters:letters", "--out", "own"]) == 0
     with pytest.raises(ValueError, match="fails on samples of shape 128"):
         build("my_letters:letters", (128,), seed=0)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedsift import algorithms
-from fedsift.adam import adam_step
+from fedsift.adam import AdamStep
 from fedsift.engine import Forked, Reference, Stacked
 from fedsift.engine.contract import Job
 from fedsift.engine.gpu.gradients import StreamGradients, VmapGradients, can_vmap
@@ -94,7 +93,7 @@ def test_steps_of_earlier_rounds_are_not_kept():
     fed = federation(participation=1.0, dropout=0.0)
 
     def phase(round):  # a schedule makes a step of its own for every round
-        step = partial(adam_step, lr=0.1 / round, beta1=0.9, beta2=0.999, eps=1e-6)
+        step = AdamStep(lr=0.1 / round, beta1=0.9, beta2=0.999, eps=1e-6)
         return replace(fed.algorithm.phase(round), step=step)
 
     engine = Stacked(fed.task, fed.algorithm)

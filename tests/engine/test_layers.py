@@ -168,7 +168,7 @@ def residual() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "shape", "loss"),
     [
-        (models.networks.small_cnn, (1, 8, 8), functional.cross_entropy),
+        (models.convnets.small_cnn, (1, 8, 8), functional.cross_entropy),
         (residual, (1, 6, 6), lambda output, labels: functional.cross_entropy(output, labels)),
         (lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 10)), (5,),
          functional.cross_entropy),
@@ -195,7 +195,7 @@ def test_a_network_has_the_gradients_of_its_model(make, shape, loss):
         assert float(gradients.buffers.loss[n]) == pytest.approx(value, rel=1e-6)
 
 
-@pytest.mark.parametrize("make", [models.networks.small_cnn, residual])
+@pytest.mark.parametrize("make", [models.convnets.small_cnn, residual])
 def test_a_network_says_what_its_model_says(make):
     torch.manual_seed(0)
     model = make().to(DEVICE)

@@ -196,5 +196,5 @@ def test_the_classes_of_cross_entropy_are_on_the_second_axis(engine):
 
 def test_weights_are_not_written_into_another_model():
     layout = Layout.of(nn.Linear(1, 2))
-    with pytest.raises(ValueError, match="other parameters than the one that was trained"):
+    with pytest.raises(ValueError, match="names or shapes differ from those of the trained model"):
         layout.write(torch.zeros(layout.d), nn.Linear(3, 2))

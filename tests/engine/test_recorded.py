@@ -1,14 +1,13 @@
 """A network's step that is laid down once computes what autograd does."""
 
 import copy
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedsift.adam import adam_step
+from fedsift.adam import AdamStep
 from fedsift.engine.client import Trainer
 from fedsift.engine.cpu import native
 from fedsift.engine.cpu.recorded import read_stages
@@ -280,7 +279,7 @@ def test_adam_in_c_is_adam():
     draw = torch.Generator().manual_seed(0)
     w, m, v, gradient = torch.randn(4, 1, 1001, generator=draw)
     x = Moments(w, m, v.abs())
-    step = partial(adam_step, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-3)
+    step = AdamStep(lr=0.1, beta1=0.9, beta2=0.99, eps=1e-3)
     wanted = step(x, gradient)
     fused(step, x.w)(x, gradient, x.w)
     for ours, theirs in zip(x, wanted, strict=True):

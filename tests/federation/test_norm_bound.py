@@ -12,12 +12,12 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import fedsift
 from fedsift import algorithms, data
-from fedsift.codec.update import Coded, Update, dense
+from fedsift.codec.update import CodedValues, Update, dense
 from fedsift.engine import Reference, Stacked
 from fedsift.engine.contract import Engine, Results
+from fedsift.errors import ConfigError
 from fedsift.federation.norm_bound import RECENT_ROUNDS, NormBound, NormHistory, norms_of
 from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go
-from fedsift.runs.config import ConfigError
 from fedsift.simulation import Options, initial_snapshot, prepare, run_rounds
 from problems import ridge
 
@@ -41,7 +41,7 @@ def constant(value, role):
 
 def tampered(update, tamper):
     parts = tuple(
-        replace(part, values={r: Coded.of(tamper(r, c.restore()), c.coder)
+        replace(part, values={r: CodedValues.of(tamper(r, c.restore()), c.coder)
                               for r, c in part.values.items()})
         for part in update.parts
     )  # fmt: skip

@@ -17,11 +17,11 @@ from torch import nn
 
 import fedsift
 from fedsift import algorithms
-from fedsift.adam import adam_step, clipped
-from fedsift.algorithms import METHODS, Algorithm, find, settings_of
+from fedsift.adam import AdamStep, clipped
+from fedsift.algorithms import METHODS, Algorithm, Method, find, settings_of
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.header import read_header
-from fedsift.codec.update import Coded, Update
+from fedsift.codec.update import CodedValues, Update
 from fedsift.errors import ConfigError, TooFewClients
 from fedsift.flower import FedSift, arrays_of, client_app, exchange
 from fedsift.flower.arrays import flat
@@ -498,7 +498,7 @@ def flipped(answer):
     header = read_header(answer.frame)[0]
     update = decode(answer.frame, layout)
     (part,) = update.parts
-    w = Coded.of(-100 * part.values["w"].restore())
+    w = CodedValues.of(-100 * part.values["w"].restore())
     update = Update((replace(part, values={**part.values, "w": w}),), update.weights)
     spec = Spec(layout, SSM.name, header.round, answer.client, header.run, header.base)
     return replace(answer, frame=encode(update, spec)).records()
@@ -631,7 +631,7 @@ def adam_and_sgd():
 
 def test_a_loop_of_one_s_own_ends_where_the_method_takes_other_steps(place, monkeypatch):
     method = adam_and_sgd()
-    monkeypatch.setitem(METHODS, method.name, adam_and_sgd)
+    monkeypatch.setitem(METHODS, method.name, Method(method.name, adam_and_sgd, method.name))
     grid = place.grid(method, train=lambda *_: 0.0)
     strategy = place.strategy(method)
     start(strategy, grid, 1)
@@ -639,11 +639,14 @@ def test_a_loop_of_one_s_own_ends_where_the_method_takes_other_steps(place, monk
         start(strategy, grid, 2)
 
 
-@pytest.mark.parametrize("algorithm", [EFFICIENT, algorithms.onebit_adam()], ids=str)
-def test_a_loop_of_one_s_own_needs_a_method_with_adam_steps(place, algorithm):
+@pytest.mark.parametrize(
+    ("algorithm", "round"), [(EFFICIENT, 1), (algorithms.onebit_adam(warmup_rounds=1), 2)], ids=str
+)
+def test_a_custom_training_loop_needs_a_method_with_adam_steps(place, algorithm, round):
     grid = place.grid(algorithm, train=lambda *_: 0.0)
-    with pytest.raises(TooFewClients, match="does not take the paper's Adam steps"):
-        start(place.strategy(algorithm), grid, 1)
+    problem = f"does not take the paper's Adam steps in round {round}"
+    with pytest.raises(TooFewClients, match=problem):
+        start(place.strategy(algorithm), grid, round)
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
@@ -659,7 +662,7 @@ def test_adam_moves_like_the_equations_and_keeps_its_moments(clip):
         gradient = layout.flatten({n: p.grad for n, p in model.named_parameters()})
         assert gradient.norm() > 0.5
         gradient = clipped(gradient, clip) if clip else gradient
-        x = adam_step(x, gradient, lr=0.1, beta1=0.9, beta2=0.999, eps=1e-3)
+        x = AdamStep(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-3)(x, gradient)
         optimizer.step()
         assert_same_bits((layout.read(model), *optimizer.moments()), x)
 

@@ -1,4 +1,4 @@
-"""The networks, by name."""
+"""All models by name."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ PARAMETERS = {
     "cnn": 21_840,
     "small-cnn": (9 + 1) * 16 + (9 * 16 + 1) * 48 + (192 + 1) * 100 + (100 + 1) * 10,
     "vgg11": 9_750_922,
-    "resnet18": 11_173_962,  # as with batch norm: a scale and a shift a channel
+    "resnet18": 11_173_962,  # as with batch norm: a scale and a shift per channel
     "vit-tiny": 5_362_378,
     "char-transformer": (96 + 128) * 128 + 3 * (12 * 128**2 + 13 * 128) + 2 * 128 + 129 * 96,
 }
@@ -35,7 +35,7 @@ def weights(name, seed):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_has_the_parameters_that_its_layers_add_up_to(name):
+def test_a_model_has_the_expected_number_of_parameters(name):
     assert len(weights(name, seed=0)) == PARAMETERS[name]
 
 
@@ -67,13 +67,13 @@ def test_building_a_model_leaves_torchs_global_random_state_untouched():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_a_model_for_samples_of_another_shape_is_refused_with_the_ones_that_fit():
+def test_a_model_for_another_shape_is_refused_and_fitting_ones_are_listed():
     with pytest.raises(ValueError, match=r"1x28x28.*1x8x8.*choose one of: small-cnn"):
         build("cnn", (1, 8, 8), seed=0)
 
 
-def test_where_no_model_fits_the_way_to_ones_own_is_said():
-    with pytest.raises(ValueError, match=r"3x5x5; choose one of: none here, or give your own"):
+def test_the_error_says_how_to_give_your_own_model_if_none_fits():
+    with pytest.raises(ValueError, match=r"3x5x5; no other model fits; give your own as"):
         build("cnn", (3, 5, 5), seed=0)
 
 
@@ -82,7 +82,7 @@ def test_an_unknown_model_is_refused_with_the_list_of_known_ones():
         build("resnet-1", (1, 8, 8), seed=0)
 
 
-def test_no_model_for_a_shape_is_said_with_the_shape():
+def test_the_error_names_the_shape_if_no_model_fits():
     with pytest.raises(ValueError, match="5x5"):
         default_model((5, 5))
 
@@ -94,7 +94,7 @@ def test_auto_picks_a_model_that_fits_the_data():
     assert task.layout.d == PARAMETERS["small-cnn"]
 
 
-OWN = """
+USER_MODELS = """
 from torch import nn
 
 def small():
@@ -109,8 +109,8 @@ def number():
 
 
 @pytest.fixture
-def own_module(tmp_path, monkeypatch):
-    (tmp_path / "my_models.py").write_text(OWN)
+def user_module(tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text(USER_MODELS)
     (tmp_path / "my_broken.py").write_text("import no_such_library")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
@@ -118,8 +118,8 @@ def own_module(tmp_path, monkeypatch):
     sys.modules.pop("my_models", None)
 
 
-@pytest.mark.usefixtures("own_module")
-def test_a_model_of_ones_own_is_found_in_the_current_directory_and_drawn_from_the_seed():
+@pytest.mark.usefixtures("user_module")
+def test_a_user_model_is_imported_from_the_current_directory_and_seeded():
     first, again, other = (build("my_models:small", (1, 8, 8), seed) for seed in (3, 3, 4))
     read = Layout.of(first).read
     assert len(read(first)) == 650
@@ -134,21 +134,21 @@ BAD_FACTORIES = {
     "my_models:": "no attribute ''",
     ":small": "package.module:factory",
     "my_broken:small": "No module named 'no_such_library'",
-    "my_models:number": "it gave a int, not a torch.nn.Module",
+    "my_models:number": "got int, not torch.nn.Module",
     "my_models:for_other_data": "fails on samples of shape 1x8x8",
 }
 
 
-@pytest.mark.usefixtures("own_module")
+@pytest.mark.usefixtures("user_module")
 @pytest.mark.parametrize("name", BAD_FACTORIES)
-def test_a_factory_that_cannot_be_used_is_refused_with_what_is_wrong(name):
+def test_an_unusable_factory_is_refused_with_the_reason(name):
     with pytest.raises(ValueError, match=BAD_FACTORIES[name]) as problem:
         build(name, (1, 8, 8), seed=0)
     assert repr(name) in str(problem.value)
 
 
-@pytest.mark.usefixtures("own_module")
-def test_a_run_with_a_model_of_ones_own_is_resumed_with_it(tmp_path):
+@pytest.mark.usefixtures("user_module")
+def test_a_run_with_a_user_model_is_resumed_with_it(tmp_path):
     words = ["--model", "my_models:small", "--rounds", "1", "--clients", "3", "--local-steps", "1"]
     assert main(["run", *words, "--out", "mine"]) == 0
     config = tmp_path / "mine" / "config.toml"
@@ -162,8 +162,8 @@ def test_a_run_with_a_model_of_ones_own_is_resumed_with_it(tmp_path):
     )
 
 
-@pytest.mark.usefixtures("own_module")
-def test_resuming_where_the_model_cannot_be_imported_is_one_line(tmp_path, capsys):
+@pytest.mark.usefixtures("user_module")
+def test_resuming_without_the_user_model_gives_a_one_line_error(tmp_path, capsys):
     words = ["--model", "my_models:small", "--rounds", "1", "--clients", "3", "--local-steps", "1"]
     assert main(["run", *words, "--out", "mine"]) == 0
     sys.modules.pop("my_models")

@@ -172,7 +172,7 @@ def here(tmp_path, monkeypatch):
         )
         (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(np.arange(60) % 10))
     monkeypatch.setenv("FEDSIFT_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr("fedsift.data.files.DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr("fedsift.data.folder.DEBIAN", tmp_path / "debian")
     monkeypatch.setattr("fedsift.reproduce.runner.loaded", loaded.__wrapped__)
     work = tmp_path / "work"
     work.mkdir()

@@ -23,7 +23,6 @@ def scripts():
     try:
         names = ("variants", "ablate", "page")
         modules = {name: importlib.import_module(name) for name in names}
-        algorithms.METHODS["sift-variant"] = modules["variants"].sift_variant
         yield modules
     finally:
         sys.path.remove(str(SCRIPTS))

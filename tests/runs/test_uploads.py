@@ -11,7 +11,7 @@ from torch import nn
 from fedsift.algorithms import METHODS
 from fedsift.codec.frame import Spec, encode
 from fedsift.codec.header import varint
-from fedsift.codec.inspect import bytes_by_part, dissect
+from fedsift.codec.inspect import bytes_by_part, summarize_frame
 from fedsift.codec.update import Update, dense, sparse
 from fedsift.codec.values import Linear, Log
 from fedsift.engine import Stacked, Task
@@ -117,7 +117,7 @@ def test_bytes_by_part_are_those_in_the_frame(roles, k):
     update = Update(sparse(dict.fromkeys(roles, x), mask), (1.0,))
     frame = encode(update, Spec(LAYOUT, "any", 200, 3))
     found = bytes_by_part(update, [Spec(LAYOUT, "any", 200, 3)], [len(frame)])
-    (part,) = dissect(frame).header.parts
+    (part,) = summarize_frame(frame).header.parts
     assert sum(found.values()) == len(frame)
     assert tuple(found[role] for role in roles) == part.value_bytes
     has_length = part.index is not None and part.index.name == "entropy"
@@ -131,7 +131,7 @@ def test_values_of_varying_length_are_told_apart_from_the_mask():
     specs = [Spec(LAYOUT, "any", 200, client) for client in range(3)]
     frames = [encode(one, spec) for one, spec in zip(update, specs, strict=True)]
     found = bytes_by_part(update, specs, [len(frame) for frame in frames])
-    parts = [dissect(frame).header.parts[0] for frame in frames]
+    parts = [summarize_frame(frame).header.parts[0] for frame in frames]
     for place, role in enumerate(("w", "v")):
         sizes = [part.value_bytes[place] for part in parts]
         assert found[role] == sum(size + len(varint(size)) for size in sizes)

@@ -26,17 +26,17 @@ matrices = st.tuples(st.integers(1, 4), st.integers(1, 40)).flatmap(
 )
 
 
-def plain_top_k(row, k):
+def reference_top_k(row, k):
     order = sorted(range(len(row)), key=lambda j: (-abs(row[j]), j))
     return sorted(order[:k])
 
 
 @given(matrices, st.data())
-def test_top_k_is_the_plain_one_for_any_input(x, data):
+def test_top_k_equals_the_reference_for_any_input(x, data):
     k = data.draw(st.integers(1, x.shape[1]))
     mask = top_k(torch.from_numpy(x), k)
     for row, ones in zip(x, mask, strict=True):
-        assert ones.nonzero()[:, 0].tolist() == plain_top_k(row.tolist(), k)
+        assert ones.nonzero()[:, 0].tolist() == reference_top_k(row.tolist(), k)
 
 
 @given(matrices, st.floats(1e-6, 1.0))
@@ -55,12 +55,12 @@ def test_a_large_tie_goes_to_the_lower_indices():
     assert top_k(x, 10).nonzero()[:, 1].tolist() == [*range(10), *range(10)]
 
 
-def test_the_union_looks_at_all_three_tensors():
+def test_the_union_considers_all_three_tensors():
     w, m, v = torch.eye(3)[:, None, :] * torch.tensor([1.0, 3.0, 2.0])
     assert top_k_union(Moments(w, m, v), 2).tolist() == [[False, True, True]]
 
 
-def test_a_layer_keeps_its_own_share():
+def test_every_layer_has_the_same_density():
     layout = Layout.of(nn.Linear(10, 10))
     mask = top_k_per_layer(torch.arange(110.0)[None], 0.1, layout)
     assert {name: int(mask[0, span].sum()) for name, span in layout.layers.items()} == {
@@ -69,11 +69,11 @@ def test_a_layer_keeps_its_own_share():
     }
 
 
-def test_threshold_keeps_what_exceeds_it():
+def test_threshold_keeps_magnitudes_above_it():
     assert threshold(torch.tensor([[1.0, -3.0, 2.0]]), 2.0).tolist() == [[False, True, False]]
 
 
-def test_random_masks_differ_by_client_and_repeat_by_seed():
+def test_random_masks_differ_by_client_and_depend_on_the_seed():
     x = torch.zeros(2, 1000)
     first = rand_k(x, 100, torch.Generator().manual_seed(1))
     assert torch.equal(first, rand_k(x, 100, torch.Generator().manual_seed(1)))
@@ -101,18 +101,18 @@ def test_nan_is_refused_in_any_precision(dtype):
 
 
 @pytest.mark.parametrize("k", [0, 4, -1])
-def test_k_outside_its_range_is_refused(k):
+def test_an_invalid_k_is_refused(k):
     with pytest.raises(ValueError, match="between 1 and d = 3"):
         top_k(torch.zeros(1, 3), k)
 
 
 @pytest.mark.parametrize("density", [0.0, -0.1, 1.1, float("nan")])
-def test_density_outside_its_range_is_refused(density):
+def test_an_invalid_density_is_refused(density):
     with pytest.raises(ValueError, match=r"density must be in \(0, 1\]"):
         num_kept(density, 10)
 
 
 @pytest.mark.parametrize("v", [-1.0, float("nan")])
-def test_a_threshold_that_is_no_magnitude_is_refused(v):
+def test_a_negative_threshold_is_refused(v):
     with pytest.raises(ValueError, match="threshold"):
         threshold(torch.zeros(1, 3), v)

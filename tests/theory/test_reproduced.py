@@ -103,7 +103,7 @@ def test_how_much_sharper_the_sharper_bound_is():
     telling = [(r["task"], int(r["step"])) for r in rows if r["round"] == "4" and r["step"] != "0"
                and float(r["log10_sharper"]) < float(r["log10_travel"])]  # fmt: skip
     assert telling == [("vgg11-cifar10", step) for step in (1, 2, 3, 4, 5)]
-    assert "but for the first five steps of VGG-11" in TEXT
+    assert "except for the first five steps of VGG-11" in TEXT
 
 
 def test_the_mask_of_w_is_the_best_by_the_theorem():

@@ -71,14 +71,38 @@ def test_a_hundred_million_local_steps_are_no_work():
     assert found["sharper"]["vacuous"] is True
 
 
-def test_advise_prints_advice_and_json(monkeypatch):
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    """The name of a module with small models."""
+    (tmp_path / "advised_models.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "advised_models"
+
+
+MODELS = """
+from torch import nn
+
+def linear():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+def batch_norm():
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+
+def five_classes():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+"""
+
+
+def test_advise_prints_advice_and_json(models, monkeypatch):
     monkeypatch.setattr(calibration, "MAX_ROUNDS", 2)
-    words = ("advise", "--clients", "2", "--batch-size", "4", "--calibration-rounds", "1")
+    model = f"{models}:linear"
+    words = ("advise", "--model", model, "--clients", "2", "--batch-size", "4",
+             "--calibration-rounds", "1")  # fmt: skip
     done = run(*words, "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert set(found["choice"]) == {"local_steps", "lr", "density"}
-    assert found["command"].startswith("fedsift run --dataset digits --model auto --clients 2 ")
+    assert found["command"].startswith(f"fedsift run --dataset digits --model {model} --clients 2 ")
     assert found["predicted"] is None or math.isfinite(found["predicted"])
     shown = run(*words)
     assert "learning rate" in shown.stdout
@@ -104,23 +128,11 @@ def test_extreme_constants_end_in_numbers_or_in_one_line(flag, value):
     assert done.exception is None or isinstance(done.exception, SystemExit)
 
 
-OWN = """
-from torch import nn
-
-def statistics():
-    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
-
-def five():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
-"""
-
-
 @pytest.mark.parametrize(
-    ("function", "phrase"), [("statistics", "running statistics"), ("five", "labels from 0 to 9")]
+    ("function", "phrase"),
+    [("batch_norm", "running statistics"), ("five_classes", "labels from 0 to 9")],
 )
-def test_a_model_that_run_refuses_is_refused(function, phrase, tmp_path, monkeypatch):
-    (tmp_path / f"advised_{function}.py").write_text(OWN)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    done = run("advise", "--clients", "3", "--model", f"advised_{function}:{function}")
+def test_a_model_that_run_refuses_is_refused(function, phrase, models):
+    done = run("advise", "--clients", "3", "--model", f"{models}:{function}")
     assert done.exit_code == 1
     assert phrase in " ".join(done.output.split())

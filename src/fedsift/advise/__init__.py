@@ -1,6 +1,7 @@
-"""Advice on the number of local steps, the learning rate and the density, from a calibration."""
+"""Recommend the number of local steps, the learning rate and the density from a calibration."""
 
-from fedsift.advise.calibration import Advice, advise, calibration_task
-from fedsift.advise.search import Choice
+from fedsift.advise.calibration import advise, calibration_task
+from fedsift.advise.hyperparameters import Hyperparameters
+from fedsift.advise.recommendation import Advice
 
-__all__ = ["Advice", "Choice", "advise", "calibration_task"]
+__all__ = ["Advice", "Hyperparameters", "advise", "calibration_task"]

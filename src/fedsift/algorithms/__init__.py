@@ -10,17 +10,15 @@ from fedsift.algorithms.fedadam_top import fedadam_top
 from fedsift.algorithms.fedadamw import fedadamw
 from fedsift.algorithms.fedsgd import fedsgd
 from fedsift.algorithms.method import (
-    METHODS,
     Algorithm,
     Context,
     Memory,
     Phase,
     always,
-    find,
-    method,
-    settings_of,
 )
 from fedsift.algorithms.onebit_adam import onebit_adam
+from fedsift.algorithms.registry import METHODS, Method, describe, find, method, settings_of
+from fedsift.algorithms.settings import Setting
 from fedsift.algorithms.sift import sift
 from fedsift.algorithms.sparse_fedsgd import sparse_fedsgd
 from fedsift.algorithms.sparseloco import sparseloco
@@ -30,8 +28,11 @@ __all__ = [
     "Algorithm",
     "Context",
     "Memory",
+    "Method",
     "Phase",
+    "Setting",
     "always",
+    "describe",
     "efficient_adam",
     "fairness_top",
     "fedadam",

@@ -13,61 +13,62 @@ from functools import partial
 
 from torch import Tensor
 
-from fedsift.adam import adam_step
-from fedsift.algorithms.fedadam import Q
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
-from fedsift.codec.update import Parts, moments, sparse
+from fedsift.adam import AdamStep
+from fedsift.algorithms.method import (
+    Algorithm,
+    Context,
+    LocalUpdate,
+    Memory,
+    Phase,
+    Q,
+    Step,
+    always,
+)
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import Beta1, Beta2, Density, Epsilon, LearningRate, LocalSteps
+from fedsift.codec.update import Parts, sparse
 from fedsift.selection.masks import num_kept, top_k
-from fedsift.vector import Moments
 
-SharedMask = Callable[[Moments, Moments, int], Tensor]
-"""Chooses k coordinates a client from where its training started and ended."""
+SharedMask = Callable[[LocalUpdate, int], Tensor]
+"""Selects k coordinates per client of a local update."""
 
 
-@method("fedadam-ssm")
+@method("fedadam-ssm", label="FedAdam-SSM", color="#0072b2")
 def fedadam_ssm(
-    density: float = 0.05,
-    local_steps: int = 30,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    density: Density = 0.05,
+    local_steps: LocalSteps = 30,
+    lr: LearningRate = 1e-3,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
 ) -> Algorithm:
-    """FedAdam-SSM: the shared mask is 1_Topk(ΔW), min(3kq + d, k(3q + log₂ d)) bits.
+    """FedAdam with ΔW, ΔM and ΔV sent under one shared mask, 1_Topk(ΔW).
+
+    Uplink per client and round: min(3kq + d, k(3q + log₂ d)) bits.
 
     >>> fedadam_ssm(density=0.01).phase(1).paper_bits(1_000_000)
     1159315.6856932417
     """
+    step = AdamStep(lr, beta1, beta2, eps)
     return shared_mask_fedadam(
-        lambda start, end, k: top_k(end.w - start.w, k),
-        density, local_steps, lr, beta1, beta2, eps,
-    )  # fmt: skip
+        lambda update, k: top_k(update.delta_w, k), density, local_steps, step
+    )
 
 
 def shared_mask_fedadam(
-    mask: SharedMask,
-    density: float,
-    local_steps: int,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
+    mask: SharedMask, density: float, local_steps: int, step: Step
 ) -> Algorithm:
     """Algorithm 1 with any shared mask."""
 
-    def send(
-        context: Context, start: Moments, end: Moments, memory: Memory
-    ) -> tuple[Parts, Memory]:
+    def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
         k = num_kept(density, context.d)
-        chosen = mask(start, end, k)
-        return sparse(moments(end), chosen, since=moments(start), k=k), memory
+        return sparse(update.differences, mask(update, k), k=k), memory
 
-    step = partial(adam_step, lr=lr, beta1=beta1, beta2=beta2, eps=eps)
     return Algorithm(always(Phase(local_steps, step, send, partial(shared_mask_bits, density))))
 
 
 def shared_mask_bits(density: float, d: int) -> float:
-    """Bits a client and round: one mask, as a bitmap or as indices, and three values each.
+    """Return the bits per client and round: three values per coordinate, and a bitmap or indices.
 
     >>> round(shared_mask_bits(0.05, 21_840) / 2**20, 4)
     0.115

@@ -1,62 +1,80 @@
-"""FedAdamW: local AdamW that follows the last global update, with V sent as the means of blocks.
+"""FedAdamW: local AdamW that follows the last global update, with V sent as block means.
 
 J. Liu, F. Shang, K. Zhu, H. Liu, Y. Liu and J. Liu, "FedAdamW: A Communication-Efficient Optimizer
-with Convergence and Generalization Guarantees for Federated Large Models", 2025 (arXiv 2510.27486):
-its Algorithm 1. That α = 0.5 and the decoupled weight decay λ = 0.01 is this project's choice.
+with Convergence and Generalization Guarantees for Federated Large Models", 2025 (arXiv 2510.27486),
+Algorithm 1.
 
-The paper adds α times the last global step to each of the L local steps; here a client takes all
-of it at once and then its local steps, which has the same sum. Its blocks follow a Transformer's
-structure; here a block is 256 coordinates in a row. ε and the bias correction are as everywhere in
-this project: the one inside the root, the other absent.
+The defaults α = 0.5 and λ = 0.01 (decoupled weight decay) are this project's choice. Three things
+differ from the paper. The paper adds a share of α times the last global update to each of the L
+local steps; here a client adds all of it before its first step, which has the same sum. The paper's
+blocks follow a Transformer's structure; here a block is 256 consecutive coordinates. As everywhere
+in this project, ε is inside the square root and there is no bias correction.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedsift.adam import adam_step
-from fedsift.algorithms.fedadam import Q
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
+from fedsift.adam import AdamStep
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Q, always
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import (
+    BELOW_ONE,
+    NONNEGATIVE,
+    Beta1,
+    Beta2,
+    Epsilon,
+    LearningRate,
+    LocalSteps,
+    Setting,
+)
 from fedsift.codec.update import Parts, dense, sparse
 from fedsift.vector import Moments
 
 BLOCK = 256
+"""Consecutive coordinates of V that are sent as their mean."""
+Correction = Annotated[
+    float, Setting("α, the share of the last global update that clients repeat", BELOW_ONE)
+]
+WeightDecay = Annotated[float, Setting("λ, the decoupled weight decay", NONNEGATIVE)]
 
 
-@method("fedadamw")
+@method("fedadamw", label="FedAdamW", color="#d55e00", dashed=True)
 def fedadamw(
-    correction: float = 0.5,
-    weight_decay: float = 0.01,
-    local_steps: int = 30,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    correction: Correction = 0.5,
+    weight_decay: WeightDecay = 0.01,
+    local_steps: LocalSteps = 30,
+    lr: LearningRate = 1e-3,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
 ) -> Algorithm:
-    """FedAdamW: q (d + d / 256) bits a client and round.
+    """Local AdamW with ΔW sent in full and V as block means.
+
+    Uplink per client and round: q (d + d / 256) bits.
 
     >>> fedadamw().phase(1).paper_bits(512)
     16448
     """
+    adam = AdamStep(lr, beta1, beta2, eps)
 
-    def begin(state: Moments, memory: Memory) -> Moments:
-        ahead = state.w + correction * state.m  # the global M is the last global update
+    def local_start(state: Moments, memory: Memory) -> Moments:
+        ahead = state.w + correction * state.m  # the global M holds the last global update
         return Moments(ahead, torch.zeros_like(state.m), state.v)
 
     def step(x: Moments, gradient: Tensor) -> Moments:
-        decayed = x._replace(w=x.w - lr * weight_decay * x.w)
-        return adam_step(decayed, gradient, lr=lr, beta1=beta1, beta2=beta2, eps=eps)
+        return adam(x._replace(w=x.w - lr * weight_decay * x.w), gradient)
 
-    def send(
-        context: Context, start: Moments, end: Moments, memory: Memory
-    ) -> tuple[Parts, Memory]:
-        return weights_and_means(end.w - start.w, block_means(end.v)), memory
+    def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
+        means = block_means(update.end.v)
+        return (*dense({"w": update.delta_w}), *block_mean_parts(means)), memory
 
     def broadcast(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
-        return weights_and_means(mean.w[None], mean.v[None]), memory
+        return (*dense({"w": mean.w[None]}), *block_mean_parts(mean.v[None])), memory
 
     def apply(state: Moments, received: Moments) -> Moments:
         update = correction * state.m + received.w
@@ -66,23 +84,18 @@ def fedadamw(
         return (d + math.ceil(d / BLOCK)) * Q
 
     return Algorithm(
-        always(Phase(local_steps, step, send, paper_bits, begin, broadcast, apply)),
+        always(Phase(local_steps, step, send, paper_bits, local_start, broadcast, apply))
     )
 
 
-def weights_and_means(w: Tensor, v: Tensor) -> Parts:
-    """Every coordinate of w, and the means of v's blocks."""
-    return (*dense({"w": w}), *means_of(v))
-
-
-def means_of(v: Tensor) -> Parts:
-    """The first coordinate of each block: of :func:`block_means`, all that there is to send."""
-    first = (torch.arange(v.shape[-1], device=v.device) % BLOCK == 0).expand_as(v)
-    return sparse({"v": v}, first, k=math.ceil(v.shape[-1] / BLOCK))
+def block_mean_parts(means: Tensor) -> Parts:
+    """Return the first coordinate of each block of V, where :func:`block_means` put its mean."""
+    is_first = (torch.arange(means.shape[-1], device=means.device) % BLOCK == 0).expand_as(means)
+    return sparse({"v": means}, is_first, k=math.ceil(means.shape[-1] / BLOCK))
 
 
 def block_means(v: Tensor) -> Tensor:
-    """The mean of each block ``(..., d)``, at all of the block's coordinates.
+    """Replace each coordinate of ``(..., d)`` by the mean of its block.
 
     >>> block_means(torch.tensor([[1.0, 3.0]]))
     tensor([[2., 2.]])
@@ -95,7 +108,7 @@ def block_means(v: Tensor) -> Tensor:
 
 
 def spread(means: Tensor) -> Tensor:
-    """The first coordinate of each block, at all of its coordinates.
+    """Replace each coordinate by the first one of its block.
 
     >>> spread(torch.tensor([2.0, 0.0]))
     tensor([2., 2.])

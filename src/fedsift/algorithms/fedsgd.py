@@ -1,39 +1,67 @@
-"""FedSGD: L local steps of SGD, and all of ΔW sent.
+"""FedSGD: L local steps of SGD, with ΔW sent in full.
 
-The paper, section III-A, equation (2). Others call this FedAvg (McMahan et al., AISTATS 2017).
+The paper, section III-A, equation (2).
+
+Others call this FedAvg (McMahan et al., AISTATS 2017), with one difference: here as in the paper,
+a client's weight in the mean is its mini-batch size, min(batch size, n), where n is its number of
+samples. FedAvg weights clients by n.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedsift.algorithms.fedadam import Q
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method, send_all
+from fedsift.algorithms.method import (
+    Algorithm,
+    Context,
+    LocalUpdate,
+    Memory,
+    Phase,
+    Q,
+    always,
+    broadcast_all,
+)
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import LearningRate, LocalSteps
 from fedsift.codec.update import Parts, dense
 from fedsift.vector import Moments
 
 
-@method("fedsgd")
-def fedsgd(local_steps: int = 30, lr: float = 1e-3) -> Algorithm:
-    """Federated averaging of local SGD: dq bits a client and round.
+@method("fedsgd", label="FedSGD", color="#7d8894")
+def fedsgd(local_steps: LocalSteps = 30, lr: LearningRate = 1e-3) -> Algorithm:
+    """Local SGD with ΔW sent in full.
+
+    Uplink per client and round: dq bits.
 
     >>> fedsgd().phase(1).paper_bits(100)
     3200
     """
-    step = partial(sgd_step, lr=lr)
-    phase = Phase(local_steps, step, send_weights, lambda d: d * Q, broadcast=send_all(("w",)))
-    return Algorithm(always(phase))
+    return Algorithm(
+        always(
+            Phase(
+                local_steps,
+                step=SgdStep(lr),
+                send=send_delta_w,
+                broadcast=broadcast_all(("w",)),
+                paper_bits=lambda d: d * Q,
+            )
+        )
+    )
 
 
-def sgd_step(x: Moments, gradient: Tensor, *, lr: float) -> Moments:
-    """Equation (2): w ← w − η g; the moments stay as they are."""
-    return x._replace(w=x.w - lr * gradient)
+@dataclass(frozen=True)
+class SgdStep:
+    """Equation (2): w ← w − η g. M and V stay as they are."""
+
+    lr: float
+
+    def __call__(self, x: Moments, gradient: Tensor) -> Moments:
+        """Return W, M and V after the step."""
+        return x._replace(w=x.w - self.lr * gradient)
 
 
-def send_weights(
-    context: Context, start: Moments, end: Moments, memory: Memory
-) -> tuple[Parts, Memory]:
-    """ΔW, every coordinate of it."""
-    return dense({"w": end.w - start.w}), memory
+def send_delta_w(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
+    """Send every coordinate of ΔW."""
+    return dense({"w": update.delta_w}), memory

@@ -1,33 +1,31 @@
-"""What a method is: how a client trains, what it keeps, what it sends, how the server merges.
+"""The contract of a method: how clients train, what they send and remember, how the server merges.
 
-A method is a set of pure functions on stacked tensors ``(clients, d)``. :func:`method` gives it its
-command-line name and checks its settings.
+A method is a set of pure functions on stacked tensors ``(clients, d)``.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import math
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ParamSpec
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
 from fedsift.codec.update import Part, Parts, Role, dense, moments, sparse
+from fedsift.selection.difference import Difference
 from fedsift.vector import Layout, Moments
 
-P = ParamSpec("P")
+Q = 32
+"""The paper's q: bits per floating-point value."""
 Memory = Mapping[str, Tensor]
-"""What a party keeps between rounds: by name, ``(clients, d)`` on clients and ``(1, d)`` on the
-server. It begins at zero."""
+"""What a client or the server keeps between rounds, by name. Tensors are ``(clients, d)`` on
+clients and ``(1, d)`` on the server, and start at zero."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a method may know of the round beside the tensors."""
+    """What a method may know about the round besides the tensors."""
 
     layout: Layout
     round: int
@@ -40,89 +38,134 @@ class Context:
         return self.layout.d
 
 
-def from_global(state: Moments, memory: Memory) -> Moments:
-    """Local training starts from the global W, M and V."""
-    return state
+@dataclass(frozen=True, eq=False)
+class LocalUpdate:
+    """Where clients' local training started and ended, and the differences ΔW, ΔM and ΔV.
+
+    Each difference is computed at most once, and only if it is used. To send a few coordinates,
+    pass ``differences`` to :func:`fedsift.codec.update.sparse`, which reads no others.
+
+    >>> from torch import tensor
+    >>> start, end = (Moments.start(tensor([[w, 1.0]])) for w in (1.0, 1.5))
+    >>> LocalUpdate(start, end).delta_w
+    tensor([[0.5000, 0.0000]])
+    """
+
+    start: Moments
+    end: Moments
+
+    @cached_property
+    def differences(self) -> dict[Role, Difference]:
+        """The differences by role."""
+        before, after = moments(self.start), moments(self.end)
+        return {role: Difference(before[role], after[role]) for role in after}
+
+    @property
+    def delta_w(self) -> Tensor:
+        """ΔW, all coordinates."""
+        return self.differences["w"].dense
+
+    @property
+    def delta_m(self) -> Tensor:
+        """ΔM, all coordinates."""
+        return self.differences["m"].dense
+
+    @property
+    def delta_v(self) -> Tensor:
+        """ΔV, all coordinates."""
+        return self.differences["v"].dense
+
+    @property
+    def delta(self) -> Moments:
+        """ΔW, ΔM and ΔV, all coordinates."""
+        return Moments(self.delta_w, self.delta_m, self.delta_v)
 
 
-def global_weights(state: Moments, memory: Memory) -> Tensor:
-    """The model is the global W."""
-    return state.w
-
-
-def send_nonzero(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
-    """The server sends down what it has: the coordinates that any client sent, exactly."""
-    return nonzero_parts(mean), memory
-
-
-def send_all(roles: tuple[Role, ...]) -> Broadcast:
-    """The server sends down every coordinate of the given roles, exactly."""
-
-    def broadcast(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
-        whole = moments(mean)
-        return dense({role: whole[role][None] for role in roles}), memory
-
-    return broadcast
-
-
-def add(state: Moments, received: Moments) -> Moments:
-    """W ← W + ΔW, M ← M + ΔM, V ← V + ΔV."""
-    return state.plus(received)
-
-
-def nonzero_parts(mean: Moments) -> Parts:
-    """The nonzero coordinates of each tensor, tensors with the same ones under one mask."""
-    masks: dict[Role, Tensor] = {role: x[None] != 0 for role, x in moments(mean).items()}
-    whole = {role: x[None] for role, x in moments(mean).items()}
-    union = masks["w"] | masks["m"] | masks["v"]
-    shared = 3 * union.sum() <= 2 * sum(mask.sum() for mask in masks.values())
-    if bool(shared):
-        return sparse(whole, union)
-    return tuple(
-        part
-        for role, mask in masks.items()
-        if bool(mask.any())
-        for part in sparse({role: whole[role]}, mask)
-    )
-
-
-Begin = Callable[[Moments, Memory], Moments]
+LocalStart = Callable[[Moments, Memory], Moments]
 Step = Callable[[Moments, Tensor], Moments]
-Send = Callable[[Context, Moments, Moments, Memory], tuple[Parts, Memory]]
+Send = Callable[[Context, LocalUpdate, Memory], tuple[Parts, Memory]]
 Broadcast = Callable[[Context, Moments, Memory], tuple[Parts, Memory]]
 Apply = Callable[[Moments, Moments], Moments]
 Model = Callable[[Moments, Memory], Tensor]
 
 
+def from_global(state: Moments, memory: Memory) -> Moments:
+    """Start local training from the global W, M and V."""
+    return state
+
+
+def broadcast_all(roles: tuple[Role, ...]) -> Broadcast:
+    """Return a broadcast of every coordinate of the mean, for the given roles."""
+
+    def broadcast(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
+        by_role = moments(mean)
+        return dense({role: by_role[role][None] for role in roles}), memory
+
+    return broadcast
+
+
+def broadcast_nonzero(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
+    """Broadcast the nonzero coordinates of the mean: those that any client sent."""
+    return nonzero_parts(mean), memory
+
+
+def nonzero_parts(mean: Moments) -> Parts:
+    """Return the nonzero coordinates of W, M and V, under one mask where that is smaller."""
+    values = {role: x[None] for role, x in moments(mean).items()}
+    masks = {role: x != 0 for role, x in values.items()}
+    union = masks["w"] | masks["m"] | masks["v"]
+    is_one_mask_smaller = 3 * union.sum() <= 2 * sum(mask.sum() for mask in masks.values())
+    if bool(is_one_mask_smaller):
+        return sparse(values, union)
+    return tuple(
+        part
+        for role, mask in masks.items()
+        if bool(mask.any())
+        for part in sparse({role: values[role]}, mask)
+    )
+
+
+def add_received(state: Moments, received: Moments) -> Moments:
+    """W ← W + ΔW, M ← M + ΔM, V ← V + ΔV."""
+    return state.plus(received)
+
+
+def global_weights(state: Moments, memory: Memory) -> Tensor:
+    """Use the global W as the model's weights."""
+    return state.w
+
+
 @dataclass(frozen=True)
 class Phase:
-    """How a round goes: its functions, in the order in which a round calls them.
+    """The functions of a round, in the order in which it calls them.
 
-    ``begin(state, memory)``: where a client's local training starts;
+    ``local_start(state, memory)``: where a client's local training starts;
     ``step(x, gradient)``: one local step, taken ``local_steps`` times;
-    ``send(context, start, end, memory)``: what the client uploads, and its new memory;
+    ``send(context, update, memory)``: what the client uploads, and its new memory;
     ``broadcast(context, mean, memory)``: what the server sends down, and its new memory;
-    ``apply(state, received)``: the new global state. Server and clients both compute it, from
-    the same bytes.
+    ``apply(state, received)``: the new global state. The server and the clients both compute it,
+    from the same bytes.
 
-    ``paper_bits(d)`` is what a client uploads by the paper's formula, for a model of d parameters.
+    ``paper_bits(d)`` is the uplink per client and round in bits by the paper's formula, for a model
+    with d parameters.
     """
 
     local_steps: int
     step: Step
     send: Send
     paper_bits: Callable[[int], float]
-    begin: Begin = from_global
-    broadcast: Broadcast = send_nonzero
-    apply: Apply = add
+    local_start: LocalStart = from_global
+    broadcast: Broadcast = broadcast_nonzero
+    apply: Apply = add_received
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A federated method with its settings; made by the functions of ``fedsift.algorithms``.
+    """A federated method with its settings, as the functions of ``fedsift.algorithms`` return it.
 
-    ``model(state, memory)``: the weights to test and to hand out, of the global state and of what
-    the server keeps.
+    ``phase(round)`` returns the functions of a round. ``client_memory`` and ``server_memory`` name
+    what clients and the server keep between rounds. ``model(state, memory)`` returns the weights to
+    evaluate and to return to the user, given the global state and the server's memory.
     """
 
     phase: Callable[[int], Phase]
@@ -138,128 +181,34 @@ class Algorithm:
 
 
 def always(phase: Phase) -> Callable[[int], Phase]:
-    """The schedule of a method whose rounds are all alike."""
+    """Use the same phase in every round."""
     return lambda round: phase
 
 
-def required(told: Any, memory: Memory, who: str) -> tuple[Parts, Memory]:
-    """What ``send`` or ``broadcast`` gave, if it is what it must be.
+def checked_message(returned: Any, memory: Memory, function: str) -> tuple[Parts, Memory]:
+    """Return what ``send`` or ``broadcast`` returned, after checking its form.
 
     >>> from torch import zeros
-    >>> required(((), {}), {"residual": zeros(1, 2)}, "send")
+    >>> checked_message(((), {}), {"residual": zeros(1, 2)}, "send")
     Traceback (most recent call last):
     ...
-    ValueError: send kept nothing, but the method's memories are: residual
+    ValueError: send returned the memory nothing, but the method declares: residual
     """
-    if not (isinstance(told, tuple) and len(told) == 2 and isinstance(told[1], Mapping)):
-        raise TypeError(f"{who} must return the parts of a message, and a memory; {{}} is none")
-    parts, kept = told
+    if not (
+        isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)
+    ):
+        raise TypeError(f"{function} must return the parts of a message and a memory (or {{}})")
+    parts, new_memory = returned
     if not (isinstance(parts, tuple) and all(isinstance(part, Part) for part in parts)):
-        raise TypeError(f"{who} must return the parts of a message, as sparse and dense make them")
-    if set(kept) != set(memory):
-        names, declared = (", ".join(sorted(x)) or "nothing" for x in (kept, memory))
-        raise ValueError(f"{who} kept {names}, but the method's memories are: {declared}")
-    return parts, kept
-
-
-METHODS: dict[str, Callable[..., Algorithm]] = {}
-"""Every method by its command-line name."""
-
-
-def method(name: str) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
-    """Register a function that makes an algorithm, and check the settings it is called with."""
-
-    def register(make: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
-        if name in METHODS and METHODS[name].__module__.startswith(__package__):
-            raise ValueError(f"{name!r} is a method of fedsift's own: give yours another name")
-        signature = inspect.signature(make)
-
-        @functools.wraps(make)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> Algorithm:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            for key, value in bound.arguments.items():
-                check_setting(key, value)
-                if isinstance(signature.parameters[key].default, float):
-                    bound.arguments[key] = float(value)  # so that 1 and 1.0 are one
-            made = make(*bound.args, **bound.kwargs)
-            if not isinstance(made, Algorithm):
-                raise TypeError(f"the method {name!r} must return an Algorithm, not {made!r}")
-            return replace(made, name=name, settings=dict(bound.arguments))
-
-        METHODS[name] = checked
-        return checked
-
-    return register
-
-
-def settings_of(name: str) -> dict[str, float | int]:
-    """A method's settings and their defaults, by name.
-
-    >>> import fedsift.algorithms
-    >>> settings_of("fedsgd")
-    {'local_steps': 30, 'lr': 0.001}
-    """
-    return {key: p.default for key, p in inspect.signature(find(name)).parameters.items()}
-
-
-def find(name: str) -> Callable[..., Algorithm]:
-    """The function that makes the method of that name.
-
-    >>> find("adam")
-    Traceback (most recent call last):
-    ...
-    ValueError: unknown algorithm 'adam'; choose one of: ...
-    """
-    if name not in METHODS:
+        raise TypeError(f"{function} must return parts of a message made by sparse() or dense()")
+    if set(new_memory) != set(memory):
+        got, declared = (", ".join(sorted(x)) or "nothing" for x in (new_memory, memory))
         raise ValueError(
-            f"unknown algorithm {name!r}; choose one of: {', '.join(sorted(METHODS))}, or import "
-            "your own first"
+            f"{function} returned the memory {got}, but the method declares: {declared}"
         )
-    return METHODS[name]
+    return parts, new_memory
 
 
-Range = tuple[str, Callable[[float], bool]]
-_POSITIVE: Range = ("a positive number", lambda x: 0 < x < math.inf)
-_NOT_NEGATIVE: Range = ("a number of at least 0", lambda x: 0 <= x < math.inf)
-_DECAY: Range = ("in [0, 1)", lambda x: 0 <= x < 1)
-_SHARE: Range = ("in (0, 1]", lambda x: 0 < x <= 1)
-_COUNT: Range = ("a whole number of at least 1", lambda x: isinstance(x, int) and x >= 1)
-_RANGES: dict[str, Range] = {
-    "density": _SHARE,
-    "down_density": _SHARE,
-    "decay": ("in [0, 1]", lambda x: 0 <= x <= 1),
-    "average": ("in [0, 1]", lambda x: 0 <= x <= 1),
-    "momentum": _DECAY,
-    "clip": ("0, or from 1e-30 on", lambda x: x == 0 or 1e-30 <= x < math.inf),
-    "correction": _DECAY,
-    "weight_decay": _NOT_NEGATIVE,
-    "lr": _POSITIVE,
-    "outer_lr": _POSITIVE,
-    "beta1": _DECAY,
-    "beta2": _DECAY,
-    "eps": _POSITIVE,
-    "local_steps": _COUNT,
-    "warmup_rounds": _COUNT,
-    "bits": ("a whole number from 2 to 8", lambda x: isinstance(x, int) and 2 <= x <= 8),
-}
-"""What each setting may be; a setting that is not here may be any finite number."""
-
-
-def check_setting(key: str, value: float) -> None:
-    """Raise ValueError, saying what would be right, unless the value is in the setting's range.
-
-    >>> check_setting("density", 2.0)
-    Traceback (most recent call last):
-    ...
-    ValueError: density must be in (0, 1], got 2.0
-    """
-    meaning, holds = _RANGES.get(key, ("a finite number", math.isfinite))
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or abs(value) > sys.float_info.max or not holds(value):
-        raise ValueError(f"{key} must be {meaning}, got {value!r}")
-
-
-def zeros(names: tuple[str, ...], rows: int, like: Tensor) -> dict[str, Tensor]:
-    """The memory with which a party begins."""
+def zero_memory(names: tuple[str, ...], rows: int, like: Tensor) -> dict[str, Tensor]:
+    """Return the memory before the first round, ``(rows, d)`` for each name."""
     return {name: like.new_zeros(rows, like.shape[-1]) for name in names}

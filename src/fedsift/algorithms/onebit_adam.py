@@ -1,32 +1,42 @@
-"""1-bit Adam: FedAdam for a while, then a frozen V and a momentum sent in one bit a coordinate.
+"""1-bit Adam: FedAdam at first, then a frozen V and a momentum sent in one bit per coordinate.
 
 H. Tang, S. Gan, A. A. Awan, S. Rajbhandari, C. Li, X. Lian, J. Liu, C. Zhang and Y. He, "1-bit
 Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021,
 Algorithm 1.
-As in our paper there is one local step a round, and the warm-up is FedAdam with L = 1.
+
+As in the FedAdam-SSM paper, there is one local step per round, and the warm-up is FedAdam with
+L = 1.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import Tensor
 
 from fedsift.adam import direction, first_moment
-from fedsift.algorithms.fedadam import Q, fedadam
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, method
+from fedsift.algorithms.fedadam import fedadam
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Q
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import COUNT, Beta1, Beta2, Epsilon, LearningRate, Setting
 from fedsift.codec.update import Parts, dense, residual_after
 from fedsift.codec.values import Sign
 from fedsift.vector import Moments
 
+WarmupRounds = Annotated[int, Setting("Rounds of FedAdam before the compression starts", COUNT)]
 
-@method("onebit-adam")
+
+@method("onebit-adam", label="1-bit Adam", color="#b07c00")
 def onebit_adam(
-    warmup_rounds: int = 1,
-    lr: float = 1e-4,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    warmup_rounds: WarmupRounds = 1,
+    lr: LearningRate = 1e-4,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
 ) -> Algorithm:
-    """1-bit Adam: d + q bits a client and round, 3dq in the warm-up.
+    """FedAdam at first, then a frozen V and one bit per coordinate of M, with error feedback.
+
+    Uplink per client and round: 3dq bits in the warm-up, d + q bits afterwards.
 
     >>> [onebit_adam(warmup_rounds=2).phase(round).paper_bits(100) for round in (1, 2, 3)]
     [9600, 9600, 132]
@@ -36,28 +46,26 @@ def onebit_adam(
     def step(x: Moments, gradient: Tensor) -> Moments:
         return x._replace(m=first_moment(x.m, gradient, beta1))
 
-    def send(
-        context: Context, start: Moments, end: Moments, memory: Memory
-    ) -> tuple[Parts, Memory]:
-        return one_bit(end.m, memory)
+    def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
+        return compress(update.end.m, memory)
 
     def broadcast(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
-        return one_bit(mean.m[None], memory)
+        return compress(mean.m[None], memory)
 
     def apply(state: Moments, received: Moments) -> Moments:
         m = received.m
         return Moments(state.w - lr * direction(m, state.v, eps), m, state.v)
 
-    compression = Phase(1, step, send, lambda d: d + Q, broadcast=broadcast, apply=apply)
+    compressed = Phase(1, step, send, lambda d: d + Q, broadcast=broadcast, apply=apply)
     return Algorithm(
-        lambda round: warmup if round <= warmup_rounds else compression,
+        lambda round: warmup if round <= warmup_rounds else compressed,
         client_memory=("residual",),
         server_memory=("residual",),
     )
 
 
-def one_bit(m: Tensor, memory: Memory) -> tuple[Parts, Memory]:
-    """Compress m plus what was lost before; keep what is lost now (both ways the same)."""
-    wanted = m + memory["residual"]
-    (part,) = dense({"m": wanted}, Sign(wide=wanted.dtype.itemsize > 4))
-    return (part,), {"residual": residual_after(wanted, part, "m")}
+def compress(m: Tensor, memory: Memory) -> tuple[Parts, Memory]:
+    """Return m plus the residual in one bit per coordinate, and the new residual."""
+    target = m + memory["residual"]
+    (part,) = dense({"m": target}, Sign(float64_scales=target.dtype.itemsize > 4))
+    return (part,), {"residual": residual_after(target, part, "m")}

@@ -1,92 +1,104 @@
-"""SparseLoCo: the top-k of every chunk in two bits, fading error feedback, and an outer step.
+"""SparseLoCo: the top-k of every chunk in two bits, decaying error feedback, and an outer step.
 
 A. Sarfi, B. Thérien, J. Lidin and E. Belilovsky, "Communication Efficient LLM Pre-training with
-SparseLoCo", 2025 (arXiv 2508.15706). The error decays by 0.95, 64 of every 4096 coordinates are
-sent, and the outer learning rate is 1.
+SparseLoCo", 2025 (arXiv 2508.15706).
 
-Here the inner optimizer is this project's Adam, without weight decay, so that the methods differ in
-what they send alone. Clients are weighted as everywhere. Two bits hold -s, 0 and s, where s is the
-mean magnitude of 256 values. The paper's replicas all gather each other's messages; here the server
-sends the mean down, exactly, where any client sent something.
+The residual decays by 0.95 per round, 64 of every 4096 coordinates are sent, and the outer learning
+rate is 1. Two bits encode -s, 0 and s, where s is the mean magnitude of 256 values.
+
+Three things differ from the paper. The inner optimizer is this project's Adam without weight decay,
+so that the methods differ only in what they send. Clients have the same weights as in every other
+method. The paper's replicas gather each other's messages; here the server broadcasts the mean,
+exactly, wherever any client sent something.
 """
 
 from __future__ import annotations
 
 import math
-from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedsift.adam import adam_step
-from fedsift.algorithms.fedadam import Q
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always, method
-from fedsift.codec.update import Coded, Part, Parts, residual_after, sparse
+from fedsift.adam import AdamStep
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Q, always
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import (
+    POSITIVE,
+    Beta1,
+    Beta2,
+    Density,
+    Epsilon,
+    LearningRate,
+    LocalSteps,
+    ResidualDecay,
+    Setting,
+)
+from fedsift.codec.update import CodedValues, Part, Parts, residual_after, sparse
 from fedsift.codec.values import Linear
 from fedsift.selection.masks import num_kept_per_chunk, top_k_per_chunk
 from fedsift.vector import Moments
 
 CHUNK = 4096
+"""Consecutive coordinates with a top-k mask of their own."""
 BLOCK = 256
 """Values that share a scale."""
+OuterLearningRate = Annotated[float, Setting("Learning rate of the server", POSITIVE)]
 
 
-@method("sparseloco")
+@method("sparseloco", label="SparseLoCo", color="#16202a", dashed=True)
 def sparseloco(
-    density: float = 1 / 64,
-    decay: float = 0.95,
-    outer_lr: float = 1.0,
-    local_steps: int = 30,
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
+    density: Density = 1 / 64,
+    decay: ResidualDecay = 0.95,
+    outer_lr: OuterLearningRate = 1.0,
+    local_steps: LocalSteps = 30,
+    lr: LearningRate = 1e-3,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
 ) -> Algorithm:
-    """SparseLoCo: k (2 + log₂ 4096) bits and the scales a client and round.
+    """Local Adam with the top-k of every chunk of ΔW sent in two bits, with error feedback.
+
+    Uplink per client and round: k (2 + log₂ 4096) bits and the scales.
 
     >>> sparseloco().phase(1).paper_bits(8192)
     1824.0
     """
 
-    def begin(state: Moments, memory: Memory) -> Moments:
+    def local_start(state: Moments, memory: Memory) -> Moments:
         return Moments(state.w, memory["m"], memory["v"])
 
-    def send(
-        context: Context, start: Moments, end: Moments, memory: Memory
-    ) -> tuple[Parts, Memory]:
-        wanted = decay * memory["residual"] + end.w - start.w
-        part = in_two_bits(wanted, top_k_per_chunk(wanted, density, CHUNK), k=kept_of(context.d))
-        return (part,), {"m": end.m, "v": end.v, "residual": residual_after(wanted, part, "w")}
+    def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
+        start, end = update.start, update.end
+        target = decay * memory["residual"] + end.w - start.w
+        mask = top_k_per_chunk(target, density, CHUNK)
+        part = two_bit_part(target, mask, num_kept_per_chunk(density, context.d, CHUNK))
+        return (part,), {"m": end.m, "v": end.v, "residual": residual_after(target, part, "w")}
 
     def apply(state: Moments, received: Moments) -> Moments:
         return state._replace(w=state.w + outer_lr * received.w)
 
-    def kept_of(d: int) -> int:
-        return num_kept_per_chunk(density, d, CHUNK)
-
     def paper_bits(d: int) -> float:
-        k = kept_of(d)
+        k = num_kept_per_chunk(density, d, CHUNK)
         return k * (2 + math.log2(CHUNK)) + math.ceil(k / BLOCK) * Q
 
-    step = partial(adam_step, lr=lr, beta1=beta1, beta2=beta2, eps=eps)
-    return Algorithm(
-        always(Phase(local_steps, step, send, paper_bits, begin=begin, apply=apply)),
-        client_memory=("m", "v", "residual"),
-    )
+    step = AdamStep(lr, beta1, beta2, eps)
+    phase = Phase(local_steps, step, send, paper_bits, local_start, apply=apply)
+    return Algorithm(always(phase), client_memory=("m", "v", "residual"))
 
 
-def in_two_bits(x: Tensor, mask: Tensor, k: int) -> Part:
-    """The masked coordinates of x as -s, 0 or s, whichever is nearest."""
+def two_bit_part(x: Tensor, mask: Tensor, k: int) -> Part:
+    """Return the masked coordinates of x, each rounded to the nearest of -s, 0 and s."""
     (part,) = sparse({"w": x}, mask, k=k)
     exact = part.values["w"].restore()
     scale = mean_magnitudes(exact)
-    near = torch.where(2 * exact.abs() < scale, 0, exact.sign() * scale)
-    coder = Linear(2, block=BLOCK, wide=x.dtype.itemsize > 4)
-    return Part(part.indices, {"w": Coded.of(near, coder)})
+    rounded = torch.where(2 * exact.abs() < scale, 0, exact.sign() * scale)
+    coder = Linear(2, block=BLOCK, float64_scales=x.dtype.itemsize > 4)
+    return Part(part.indices, {"w": CodedValues.of(rounded, coder)})
 
 
 def mean_magnitudes(x: Tensor) -> Tensor:
-    """For every value ``(..., n)``, the mean magnitude of its block.
+    """Return the mean magnitude of each value's block, for values ``(..., n)``.
 
     >>> mean_magnitudes(torch.tensor([[1.0, -3.0]]))
     tensor([[2., 2.]])

@@ -33,8 +33,8 @@ from fedsift.cli.reproduce import reproduce
 from fedsift.cli.running import carry_out, carry_out_all, carry_out_report
 from fedsift.cli.terminal import show_frame, show_timings, user_input
 from fedsift.cli.theory import advise, bounds
-from fedsift.codec.inspect import dissect
-from fedsift.data.files import use_existing_data_folder
+from fedsift.codec.inspect import summarize_frame
+from fedsift.data.folder import use_existing_data_folder
 from fedsift.engine.gpu.stacked import PRECISIONS
 from fedsift.engine.processes.torchrun import process_group, rank
 from fedsift.errors import ConfigError, Diverged, TooFewClients, WorkerDied
@@ -226,7 +226,7 @@ def inspect(file: Annotated[Path, typer.Argument(help="A file that holds one fra
             frame = file.read_bytes()
         except OSError as problem:
             raise ValueError(f"cannot read {file}: {problem.strerror}") from None
-        anatomy = dissect(frame)
+        anatomy = summarize_frame(frame)
     show_frame(anatomy)
 
 

@@ -12,10 +12,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from fedsift.cli.options import DataDir
 from fedsift.cli.terminal import err, out, plain_table, user_input
-from fedsift.data.download import fetch, state_of
-from fedsift.data.files import data_folder, find, use_data_folder
-from fedsift.data.sets import DATASETS, digest_of, shape_of
-from fedsift.data.sources import SOURCES, Download, Source
+from fedsift.data.datasets import DATASETS, digest_of, shape_of
+from fedsift.data.download import fetch, file_state
+from fedsift.data.folder import data_folder, find, use_data_folder
+from fedsift.data.official_sources import SOURCES, Download, Source
 
 app = typer.Typer(no_args_is_help=True, help="Get and check the data sets.")
 
@@ -61,9 +61,9 @@ def get(name: Name, data_dir: DataDir = None) -> None:
         out.print(f"{name} comes with {DATASETS[name].comes_with}: there is nothing to get")
         return
     for download in source.downloads:
-        if any(state_of(file) != "in order" for file in download.files):
+        if any(file_state(file) != "ok" for file in download.files):
             fetch_with_bar(download, source)
-    out.print(f"{name} is in order: {where(source)}", soft_wrap=True)
+    out.print(f"{name} is ok: {where(source)}", soft_wrap=True)
 
 
 def fetch_with_bar(download: Download, source: Source) -> None:
@@ -84,7 +84,7 @@ def fetch_with_bar(download: Download, source: Source) -> None:
 
 def give_up(problem: str, source: Source) -> NoReturn:
     """Say in one line what went wrong, and which files to put where by hand."""
-    missing = ", ".join(file.path for file in source.files if state_of(file) != "in order")
+    missing = ", ".join(file.path for file in source.files if file_state(file) != "ok")
     by_hand = f"to do it by hand, put these files, from {source.page}, into {data_folder()}"
     print(f"fedsift: {problem}; {by_hand}: {missing}", file=sys.stderr)
     raise typer.Exit(1)
@@ -105,10 +105,10 @@ def check(name: Name, data_dir: DataDir = None) -> None:
         told = f"its SHA-256 here is {found}" if found else "there is nothing to check"
         out.print(f"{name} comes with {DATASETS[name].comes_with}: {told}", soft_wrap=True)
         return
-    states = {file.path: state_of(file) for file in source.files}
+    states = {file.path: file_state(file) for file in source.files}
     for path, state in states.items():
         out.print(f"{state:9} {find(path) or data_folder() / path}", soft_wrap=True)
-    if set(states.values()) != {"in order"}:
+    if set(states.values()) != {"ok"}:
         raise typer.Exit(1)
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from fedsift.cli.running import told_how_to_go_on
 from fedsift.cli.terminal import bar, err, out, say_where, summary_table
-from fedsift.data.files import data_folder
+from fedsift.data.folder import data_folder
 from fedsift.flower.demo import write_app
 from fedsift.flower.local import LocalFederation, ProcessFailed
 from fedsift.runs.config import RunConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +12,9 @@ import click
 import typer
 
 from fedsift.algorithms import METHODS
+from fedsift.algorithms.settings import DeclaredSetting
 from fedsift.data import DATASETS
-from fedsift.data.files import use_existing_data_folder
+from fedsift.data.folder import use_existing_data_folder
 from fedsift.errors import ConfigError
 from fedsift.models import MODELS
 from fedsift.runs.config import (
@@ -30,6 +31,38 @@ MODEL_HELP = (
 Option = tuple[str, type, str]
 COMMON = "The federation"
 METHOD = "The algorithm's own settings (where it has them)"
+FEW = 3
+"""The help of an option that at most this many methods have names them."""
+
+
+def method_options() -> list[Option]:
+    """Return an option for each setting that some method declares, the most common first."""
+    declared: dict[str, list[tuple[str, DeclaredSetting]]] = {}
+    for method in METHODS.values():
+        for name, setting in method.settings.items():
+            declared.setdefault(name, []).append((method.label, setting))
+    by_use = sorted(declared.items(), key=lambda item: -len(item[1]))
+    return [(n.replace("_", "-"), uses[0][1].kind, setting_help(uses)) for n, uses in by_use]
+
+
+def setting_help(uses: Sequence[tuple[str, DeclaredSetting]]) -> str:
+    """Combine the help texts of the methods that have a setting.
+
+    >>> from fedsift.algorithms import Setting
+    >>> clip = DeclaredSetting("clip", float, 4.0, Setting("Bound on the norm"))
+    >>> setting_help([("sift", clip)])
+    'sift: Bound on the norm, a finite number.'
+    """
+    by_text: dict[str, list[str]] = {}
+    for label, setting in uses:
+        declaration = setting.declaration
+        text = ", ".join(part for part in (declaration.help, declaration.range.text) if part)
+        by_text.setdefault(f"{text}.", []).append(label)
+    if len(by_text) == 1 and len(uses) > FEW:
+        return next(iter(by_text))
+    return " ".join(f"{', '.join(labels)}: {text}" for text, labels in by_text.items())
+
+
 OPTIONS: dict[str, list[Option]] = {
     COMMON: [
         ("dataset", str, f"Data set: {', '.join(DATASETS)}."),
@@ -53,32 +86,7 @@ OPTIONS: dict[str, list[Option]] = {
         ("precision", str, "On a GPU: fp32, tf32 or bf16."),
         ("tensorboard", bool, "Also write TensorBoard events into the run's folder."),
     ],
-    METHOD: [
-        ("local-steps", int, "L, local mini-batch steps a round."),
-        ("lr", float, "Learning rate."),
-        ("density", float, "α = k/d, the share of coordinates that is sent, in (0, 1]."),
-        ("beta1", float, "Decay of the first moment."),
-        ("beta2", float, "Decay of the second moment."),
-        ("eps", float, "ε inside Adam's square root."),
-        ("bits", int, "Efficient-Adam and sift: bits a coordinate of W, 2 to 8."),
-        ("down-density", float, "sift: the share of coordinates that the server sends, in (0, 1]."),
-        ("decay", float, "sift, SparseLoCo: how much of what was not sent is kept, in [0, 1]."),
-        ("momentum", float, "sift: the server's momentum, in [0, 1)."),
-        ("clip", float, "sift: the most that a gradient's norm may be; 0: no clipping."),
-        (
-            "average",
-            float,
-            "sift: the model is W averaged over about this share of all rounds; 0: W.",
-        ),
-        ("outer-lr", float, "SparseLoCo: the server's learning rate."),
-        ("correction", float, "FedAdamW: α, how much of the last global update is taken again."),
-        ("weight-decay", float, "FedAdamW: λ, the decoupled decay of the weights."),
-        (
-            "warmup-rounds",
-            int,
-            "1-bit Adam: rounds of FedAdam at first; sift: rounds in which clip rises.",
-        ),
-    ],
+    METHOD: method_options(),
 }
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from fedsift.cli.options import DataDir, path
 from fedsift.cli.terminal import err, plain_table, user_input
 from fedsift.cli.terminal import out as console
-from fedsift.data.files import use_existing_data_folder
+from fedsift.data.folder import use_existing_data_folder
 from fedsift.reproduce.pins import PINS, Pin, Planned, Wanted, plan, read, split
 from fedsift.reproduce.results import lines_of
 from fedsift.reproduce.runner import carry_out, to_do

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fedsift.codec.frame import CHECKSUM_BYTES
 from fedsift.codec.header import PartHeader
-from fedsift.codec.inspect import Anatomy, above_limit
+from fedsift.codec.inspect import FrameSummary, ratio_to_limit
 from fedsift.report.collect import decimals
 from fedsift.report.tables import number_of
 from fedsift.runs.compare import Row, mibit
@@ -172,7 +172,7 @@ def plain_table(title: str, show_header: bool = True) -> Table:
     )
 
 
-def show_frame(anatomy: Anatomy) -> None:
+def show_frame(anatomy: FrameSummary) -> None:
     """A frame's header and the sizes of its parts."""
     header = anatomy.header
     about = plain_table("frame", show_header=False)
@@ -209,7 +209,7 @@ def part_rows(part: PartHeader, d: int) -> Iterator[tuple[str, ...]]:
         return f"{8 * size / max(part.k, 1):.2f}"
 
     if part.index is not None:
-        ratio = above_limit(part, d)
+        ratio = ratio_to_limit(part, d)
         shown = "–" if ratio is None else f"{100 * ratio:.2f} %"
         size = part.index_bytes
         yield "mask", part.index.name, f"{part.k:,}", f"{size:,}", each(size), shown

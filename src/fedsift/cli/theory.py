@@ -13,11 +13,12 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedsift.advise.calibration import Advice, Watch, calibration_task
+from fedsift.advise.calibration import LineCallback, calibration_task
 from fedsift.advise.calibration import advise as calibrate
+from fedsift.advise.recommendation import Advice
 from fedsift.cli.options import DataDir
 from fedsift.cli.terminal import err, out, plain_table, user_input
-from fedsift.data.files import use_existing_data_folder
+from fedsift.data.folder import use_existing_data_folder
 from fedsift.runs.config import RunConfig
 from fedsift.theory.convergence import (
     Bound,
@@ -26,9 +27,9 @@ from fedsift.theory.convergence import (
     nonconvex_bound,
     pl_bound,
 )
-from fedsift.theory.deviation import deviation_coefficients, travel_log_bound
+from fedsift.theory.deviation import deviation_coefficients, trivial_log_bound
 from fedsift.theory.order import beta2_limit, coefficient_order
-from fedsift.theory.sharper import sharper_coefficients
+from fedsift.theory.sharper_bound import sharper_coefficients
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
@@ -87,7 +88,7 @@ def all_bounds(setting: Setting, rounds: int, gap: float, mu: float) -> dict[str
     noise: dict[str, Any] = {"sigma_l": s.sigma_l, "sigma_g": s.sigma_g, "batch": s.batches[0]}
     theorem = deviation_coefficients(d=s.d, **shared, **noise)
     sharper = sharper_coefficients(**shared, **noise)
-    travel = travel_log_bound(
+    travel = trivial_log_bound(
         l=s.local_steps, d=s.d, eps=s.eps, lr=s.lr, grad_bound=s.grad_bound, w_error=0.0
     )
     where = coefficient_order(d=s.d, **shared)
@@ -228,7 +229,8 @@ def advise(
         with watched() as watch:
             advice = calibrate(
                 task, budget_mibit=budget_mbit, target=target, rounds=calibration_rounds,
-                say=lambda line: err.print(line, highlight=False, soft_wrap=True), watch=watch,
+                on_settings=lambda line: err.print(line, highlight=False, soft_wrap=True),
+                on_round=watch,
             )  # fmt: skip
     command = command_line({**values, **({"data_dir": data_dir} if data_dir else {})}, advice)
     if as_json:
@@ -238,7 +240,7 @@ def advise(
 
 
 @contextmanager
-def watched() -> Iterator[Watch]:
+def watched() -> Iterator[LineCallback]:
     """What is being tried, and for how long, on a line that is gone when the work is done."""
     columns = SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     with Progress(*columns, console=err, transient=True) as progress:
@@ -262,7 +264,7 @@ def show(advice: Advice, command: str) -> None:
     table.add_row("local steps", str(choice.local_steps))
     table.add_row("learning rate", f"{choice.lr:g}")
     table.add_row("density", f"{choice.density:g}")
-    table.add_row("rounds in the budget", f"{advice.rounds:,}")
+    table.add_row("rounds", f"{advice.rounds:,}")
     how = "measured" if advice.measured else "predicted"
     goal = f"{100 * advice.target:.1f} %"
     table.add_row(f"Mibit to {goal}", f"{mibit(advice.predicted)} ({how})")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedsift.algorithms.fedadam_ssm import fedadam_ssm
-from fedsift.algorithms.method import Context
+from fedsift.algorithms.method import Context, LocalUpdate
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
 from fedsift.data.text import ALPHABET, loss_of
@@ -158,7 +158,7 @@ def client_seconds(federation: Federation, snapshot: Snapshot, device: str, roun
     specs = [Spec(layout, federation.algorithm.name, 2, n) for n in clients]
 
     def send() -> None:
-        parts, _ = phase.send(Context(layout, 2, 0, clients), start, end, {})
+        parts, _ = phase.send(Context(layout, 2, 0, clients), LocalUpdate(start, end), {})
         encoded_sizes(Update(parts, (1.0,) * together), specs)
 
     if device == "cuda":

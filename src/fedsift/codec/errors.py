@@ -1,4 +1,4 @@
-"""What is wrong with a frame that came, and with values that were to go into one."""
+"""The exceptions of the codec."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 
 
 class FrameError(ValueError):
-    """Bytes that no honest sender could have sent; the message is the reason."""
+    """A frame that is damaged, malformed or not the expected one; the message gives the reason."""
 
 
 class NotFiniteError(ValueError):
-    """Values that were to be sent are not numbers: a training that has diverged."""
+    """The values to encode contain NaN or infinity, because training has diverged."""
 
 
 def require(condition: bool | np.bool_, reason: str) -> None:
-    """Refuse a frame unless the condition holds."""
+    """Raise :class:`FrameError` with the reason unless the condition holds."""
     if not condition:
         raise FrameError(reason)

@@ -1,7 +1,7 @@
-"""One update as one self-describing frame of bytes; docs/reference/frame.md is its specification.
+"""One update as one self-describing frame of bytes, specified in docs/reference/frame.md.
 
-A frame is a header, the payloads of its parts, and a checksum. :func:`decode` believes nothing: it
-compares every count with what the receiver knows before it allocates anything.
+A frame is a header, the payloads of its parts, and a checksum. :func:`decode` trusts no field: it
+compares every count with what the receiver expects before it allocates memory.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from fedsift.codec.header import (
     read_header,
     write_header,
 )
-from fedsift.codec.index import IndexCoder, shortest, shortest_sizes
+from fedsift.codec.index import IndexCoder, encode_shortest, shortest_sizes
 from fedsift.codec.limits import Limits
-from fedsift.codec.update import Coded, Part, Role, Update
-from fedsift.codec.values import Codes, ValueCoder
+from fedsift.codec.update import CodedValues, Part, Role, Update
+from fedsift.codec.value_coder import require_bounded
+from fedsift.codec.values import Quantized, ValueCoder
 from fedsift.vector import Layout, Moments, raw_bytes
 
 CHECKSUM_BYTES = 8
@@ -32,7 +33,7 @@ CHECKSUM_BYTES = 8
 
 @dataclass(frozen=True)
 class Spec:
-    """What a frame says beside its update: where it belongs."""
+    """The fields of a frame besides its update: model, run, round, client."""
 
     layout: Layout
     algorithm: str = ""
@@ -43,15 +44,15 @@ class Spec:
 
     def __post_init__(self) -> None:
         if len(self.run) != ID_BYTES or len(self.base) != ID_BYTES:
-            raise ValueError(f"run and base are {ID_BYTES} bytes each")
+            raise ValueError(f"run and base must be {ID_BYTES} bytes each")
         if not self.algorithm.isascii() or len(self.algorithm) > 255:
-            raise ValueError("an algorithm's name is at most 255 characters of ASCII")
+            raise ValueError("algorithm must be at most 255 ASCII characters")
         if min(self.round, self.client) < 0:
-            raise ValueError("round and client are numbers from 0 on")
+            raise ValueError("round and client must not be negative")
 
 
 def encode(update: Update, spec: Spec) -> bytes:
-    """One client's update as a frame.
+    """Encode one client's update as a frame.
 
     >>> from torch import nn
     >>> from fedsift.codec.update import dense
@@ -64,13 +65,13 @@ def encode(update: Update, spec: Spec) -> bytes:
     if len(update.weights) != 1:
         raise ValueError(f"a frame holds one client's update, not {len(update.weights)}")
     parts = [_encode_part(part, spec.layout) for part in update.parts]
-    header = header_of(spec, *update.weights, tuple(about for about, _ in parts))
+    header = frame_header(spec, *update.weights, tuple(header for header, _ in parts))
     body = b"".join([write_header(header), *(payload for _, payload in parts)])
     return body + checksum(body)
 
 
 def encoded_size(update: Update, spec: Spec) -> int:
-    """``len(encode(update, spec))`` without building the bytes.
+    """Return ``len(encode(update, spec))`` without building the bytes.
 
     >>> from torch import nn
     >>> from fedsift.codec.update import dense
@@ -84,46 +85,53 @@ def encoded_size(update: Update, spec: Spec) -> int:
 
 
 def encoded_sizes(update: Update, specs: Sequence[Spec]) -> list[int]:
-    """:func:`encoded_size` of every client of a stack."""
+    """Return :func:`encoded_size` of every client of a stack."""
     return [
         header_size(header) + sum(part.payload_bytes for part in header.parts) + CHECKSUM_BYTES
-        for header in headers_of(update, specs)
+        for header in frame_headers(update, specs)
     ]
 
 
 def decode(frame: bytes, layout: Layout, limits: Limits | None = None) -> Update:
-    """The update in a frame, or :class:`FrameError` with the reason why it is refused."""
+    """Decode a frame, or raise :class:`FrameError` with the reason for refusing it."""
     frame, limits = bytes(frame), limits or Limits()
-    header, at = open_frame(frame, layout, limits)
+    header, at = parse_expected_frame(frame, layout, limits)
     view, parts = memoryview(frame), []
-    most = min(limits.max_abs, torch.finfo(layout.dtype).max)
-    for about in header.parts:
+    for part in header.parts:
         indices = None
-        if about.index is not None:
-            payload = bytes(view[at : at + about.index_bytes])
-            found = about.index.decode(payload, about.k, layout.d, layout.starts)
-            indices = torch.from_numpy(found)[None]
-        at += about.index_bytes
-        values: dict[Role, Coded] = {}
-        for role, coder, size in zip(about.roles, about.coders, about.value_bytes, strict=True):
-            bound = min(most * most, torch.finfo(layout.dtype).max) if role == "v" else most
-            codes = coder.unpack(bytes(view[at : at + size]), about.k, bound)
-            values[role] = Coded(coder, _stacked(codes), layout.dtype)
+        if part.index is not None:
+            payload = bytes(view[at : at + part.index_bytes])
+            decoded = part.index.decode(payload, part.k, layout.d, layout.starts)
+            indices = torch.from_numpy(decoded)[None]
+        at += part.index_bytes
+        values: dict[Role, CodedValues] = {}
+        for role, coder, size in zip(part.roles, part.coders, part.value_bytes, strict=True):
+            quantized = _with_client_axis(coder.unpack(bytes(view[at : at + size]), part.k))
+            values[role] = CodedValues(coder, quantized, layout.dtype)
+            max_abs = _max_abs(role, layout.dtype, limits)
+            require_bounded(values[role].restore(), max_abs, f"{coder.name}: a value")
             at += size
         parts.append(Part(indices, values))
     return Update(tuple(parts), (header.weight,))
 
 
-def open_frame(frame: bytes, layout: Layout, limits: Limits) -> tuple[Header, int]:
-    """The header of a frame that is whole and within the limits, and where its payload begins."""
-    header, at = whole_header(frame)
+def _max_abs(role: Role, dtype: torch.dtype, limits: Limits) -> float:
+    """Return the bound on a role's values: that of V is the square of the others'."""
+    largest = torch.finfo(dtype).max
+    max_abs = min(limits.max_abs, largest)
+    return min(max_abs * max_abs, largest) if role == "v" else max_abs
+
+
+def parse_expected_frame(frame: bytes, layout: Layout, limits: Limits) -> tuple[Header, int]:
+    """Return :func:`parse_frame` of a frame that matches the layout and the limits."""
+    header, at = parse_frame(frame)
     header.check(layout, limits)
     return header, at
 
 
-def whole_header(frame: bytes) -> tuple[Header, int]:
-    """The header of a frame that is whole, and where its payload begins."""
-    body = unseal(frame)
+def parse_frame(frame: bytes) -> tuple[Header, int]:
+    """Return the header of an undamaged frame, and the offset of its payload."""
+    body = without_checksum(frame)
     header, at = read_header(body)
     require(all(part.k <= header.d for part in header.parts), "more coordinates than d")
     payload = sum(part.payload_bytes for part in header.parts)
@@ -131,61 +139,62 @@ def whole_header(frame: bytes) -> tuple[Header, int]:
     return header, at
 
 
-def headers_of(update: Update, specs: Sequence[Spec]) -> list[Header]:
-    """The headers of the frames that carry a stack's updates."""
+def frame_headers(update: Update, specs: Sequence[Spec]) -> list[Header]:
+    """Return the headers of the frames of a stack of clients."""
     by_part = [_part_headers(part, specs[0].layout) for part in update.parts]
     by_client = zip(*by_part, strict=True) if by_part else [()] * len(specs)
-    return [header_of(*about) for about in zip(specs, update.weights, by_client, strict=True)]
+    return [frame_header(*fields) for fields in zip(specs, update.weights, by_client, strict=True)]
 
 
-def header_of(spec: Spec, weight: float, parts: tuple[PartHeader, ...]) -> Header:
-    """The header of one frame."""
-    where = (spec.run, spec.base, spec.algorithm, spec.round, spec.client)
-    return Header(*where, spec.layout.d, weight, parts)
+def frame_header(spec: Spec, weight: float, parts: tuple[PartHeader, ...]) -> Header:
+    """Return the header of one frame."""
+    identity = (spec.run, spec.base, spec.algorithm, spec.round, spec.client)
+    return Header(*identity, spec.layout.d, weight, parts)
 
 
 def _part_headers(part: Part, layout: Layout) -> list[PartHeader]:
-    about, coders = _about(part, layout)
+    roles, k, coders = _part_fields(part, layout)
     values = [coded.sizes for coded in part.values.values()]
     masks: list[tuple[IndexCoder | None, int]] = [(None, 0)] * len(values[0])
-    if part.indices is not None:  # synchronizes a GPU, which has the values' sizes ready, too
+    if part.indices is not None:  # synchronizes with a GPU, after it was given the values' sizes
         masks = [*shortest_sizes(part.indices, layout.d, layout.starts)]
     by_client = zip(*(sizes.tolist() for sizes in values), strict=True)
     return [
-        PartHeader(*about, *mask, coders, sizes)
+        PartHeader(roles, k, *mask, coders, sizes)
         for mask, sizes in zip(masks, by_client, strict=True)
     ]
 
 
 def _encode_part(part: Part, layout: Layout) -> tuple[PartHeader, bytes]:
-    (about, coders), index, mask = _about(part, layout), None, b""
+    roles, k, coders = _part_fields(part, layout)
+    index, mask = None, b""
     if part.indices is not None:
-        index, mask = shortest(part.indices[0].cpu().numpy(), layout.d, layout.starts)
-    values = [coded.coder.pack(_only(coded.codes)) for coded in part.values.values()]
-    header = PartHeader(*about, index, len(mask), coders, tuple(map(len, values)))
+        index, mask = encode_shortest(part.indices[0].cpu().numpy(), layout.d, layout.starts)
+    values = [coded.coder.pack(_single_client(coded.quantized)) for coded in part.values.values()]
+    header = PartHeader(roles, k, index, len(mask), coders, tuple(map(len, values)))
     return header, b"".join([mask, *values])
 
 
-def _about(
+def _part_fields(
     part: Part, layout: Layout
-) -> tuple[tuple[tuple[Role, ...], int], tuple[ValueCoder, ...]]:
-    """A part's roles and number of coordinates, and its coders."""
+) -> tuple[tuple[Role, ...], int, tuple[ValueCoder, ...]]:
+    """Return a part's roles, its number of coordinates, and its coders."""
     k = layout.d if part.indices is None else part.indices.shape[-1]
-    if any(coded.codes.codes.shape[-1] != k for coded in part.values.values()):
-        raise ValueError(f"a part without indices has all {layout.d} coordinates of the model")
-    return (tuple(part.values), k), tuple(coded.coder for coded in part.values.values())
+    if any(coded.quantized.codes.shape[-1] != k for coded in part.values.values()):
+        raise ValueError(f"a part without indices must have all {layout.d} coordinates")
+    return tuple(part.values), k, tuple(coded.coder for coded in part.values.values())
 
 
 def state_hash(state: Moments) -> bytes:
-    """Eight bytes that two parties share only if they hold the same W, M and V."""
+    """Return an eight-byte hash of W, M and V."""
     hasher = hashlib.blake2b(digest_size=8)
     for x in state:
         hasher.update(raw_bytes(x))
     return hasher.digest()
 
 
-def unseal(frame: bytes) -> bytes:
-    """A frame without its checksum, which must fit."""
+def without_checksum(frame: bytes) -> bytes:
+    """Return a frame without its checksum; raise :class:`FrameError` if the checksum is wrong."""
     body = frame[:-CHECKSUM_BYTES]
     if checksum(body) != frame[-CHECKSUM_BYTES:]:
         raise FrameError("wrong checksum: not a frame, or a damaged one")
@@ -193,15 +202,17 @@ def unseal(frame: bytes) -> bytes:
 
 
 def checksum(body: bytes) -> bytes:
-    """Eight bytes of BLAKE2b over everything before them."""
+    """Return the checksum of a frame's body: eight bytes of BLAKE2b."""
     return hashlib.blake2b(body, digest_size=CHECKSUM_BYTES).digest()
 
 
-def _only(codes: Codes) -> Codes:
-    """The codes of a stack of one client, without the client axis and on the CPU."""
-    scales = codes.scales
-    return Codes(codes.codes[0].cpu(), None if scales is None else scales[0].cpu())
+def _single_client(quantized: Quantized) -> Quantized:
+    """Return the codes of a stack of one client, without the client axis and on the CPU."""
+    scales = quantized.scales
+    return Quantized(quantized.codes[0].cpu(), None if scales is None else scales[0].cpu())
 
 
-def _stacked(codes: Codes) -> Codes:
-    return Codes(codes.codes[None], None if codes.scales is None else codes.scales[None])
+def _with_client_axis(quantized: Quantized) -> Quantized:
+    """Return one client's codes as a stack of one client."""
+    scales = quantized.scales
+    return Quantized(quantized.codes[None], None if scales is None else scales[None])

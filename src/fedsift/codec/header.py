@@ -1,4 +1,4 @@
-"""The header of a frame: small, and checked before anything is made of what it says."""
+"""The header of a frame. It is read and checked before any payload is decoded."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import struct
 from dataclasses import dataclass
 
 from fedsift.codec.errors import FrameError, require
-from fedsift.codec.index import CODERS, IndexCoder
+from fedsift.codec.index import INDEX_CODERS, IndexCoder
 from fedsift.codec.limits import Limits, Shape
 from fedsift.codec.update import ROLES, Role
-from fedsift.codec.values import Blocked, ValueCoder, from_wire_id
+from fedsift.codec.values import BlockCoder, ValueCoder, from_wire_id
 from fedsift.vector import Layout
 
 MAGIC = b"fs"
 VERSION = 2
 ID_BYTES = 8
 DENSE = 0
-"""Stands where an index coder's id would, if every coordinate is sent."""
-_EXACT = 1 << 53  # below it every whole number is a float64
-INDEX_CODERS: dict[int, IndexCoder] = {coder.wire_id: coder for coder in CODERS}
+"""The index coder id of a part that has every coordinate."""
+_EXACT = 1 << 53  # every smaller integer is exact in float64
+_INDEX_CODER_BY_ID: dict[int, IndexCoder] = {coder.wire_id: coder for coder in INDEX_CODERS}
 
 
 @dataclass(frozen=True)
 class PartHeader:
-    """What a frame says of one part before the part itself."""
+    """The header of one part of an update."""
 
     roles: tuple[Role, ...]
     k: int
@@ -35,13 +35,13 @@ class PartHeader:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the part's mask and values."""
+        """The bytes of the part's mask and values."""
         return self.index_bytes + sum(self.value_bytes)
 
 
 @dataclass(frozen=True)
 class Header:
-    """Everything that a frame says before its payload."""
+    """The contents of a frame's header."""
 
     run: bytes
     base: bytes
@@ -54,14 +54,14 @@ class Header:
 
     @property
     def shape(self) -> Shape:
-        """The update's shape, as the receiver can expect it."""
+        """The update's shape, to compare with :attr:`Limits.shape`."""
         return tuple(
             (p.roles, None if p.index is None else p.k, tuple(c.wire_id for c in p.coders))
             for p in self.parts
         )
 
     def check(self, layout: Layout, limits: Limits) -> None:
-        """Raise :class:`FrameError` unless the frame is for this receiver, now."""
+        """Raise :class:`FrameError` unless the header matches the layout and the limits."""
         expected = {
             "run": limits.run,
             "round": limits.round,
@@ -76,7 +76,7 @@ class Header:
             if value is not None and getattr(self, name) != value:
                 raise FrameError(f"wrong {name}: {getattr(self, name)!r}, expected {value!r}")
         if not 0 < self.weight < math.inf:
-            raise FrameError(f"weight {self.weight} is not a positive number")
+            raise FrameError(f"weight {self.weight} is not positive and finite")
         least, most = limits.min_weight, limits.max_weight
         if not least <= self.weight <= most:
             raise FrameError(f"weight {self.weight} is outside [{least}, {most}]")
@@ -86,7 +86,7 @@ class Header:
 
 
 def write_header(header: Header) -> bytes:
-    """The header's bytes."""
+    """Return the header as bytes."""
     name = header.algorithm.encode("ascii")
     return b"".join(
         [
@@ -107,16 +107,16 @@ def write_header(header: Header) -> bytes:
 
 
 def header_size(header: Header) -> int:
-    """``len(write_header(header))`` without building the bytes."""
+    """Return ``len(write_header(header))`` without building the bytes."""
     fixed = len(MAGIC) + len(header.run) + len(header.base) + len(header.algorithm) + 3
     numbers = varint_size(header.round) + varint_size(header.client) + varint_size(header.d)
     weight = varint_size(int(header.weight)) if _is_whole(header.weight) else 9
-    parts = sum(1 + sum(map(varint_size, _numbers_of(part, header.d))) for part in header.parts)
+    parts = sum(1 + sum(map(varint_size, _part_numbers(part, header.d))) for part in header.parts)
     return fixed + numbers + weight + parts
 
 
 def _write_weight(weight: float) -> bytes:
-    """A whole number as it is; anything else as float64 behind a 0."""
+    """Return a whole number as a varint; any other as a zero byte and a float64."""
     return varint(int(weight)) if _is_whole(weight) else b"\0" + struct.pack("<d", weight)
 
 
@@ -127,11 +127,11 @@ def _is_whole(weight: float) -> bool:
 def _write_part(part: PartHeader, d: int) -> bytes:
     roles = sum(1 << ROLES.index(role) for role in part.roles)
     index = DENSE if part.index is None else part.index.wire_id
-    return bytes([roles | index << len(ROLES)]) + b"".join(map(varint, _numbers_of(part, d)))
+    return bytes([roles | index << len(ROLES)]) + b"".join(map(varint, _part_numbers(part, d)))
 
 
-def _numbers_of(part: PartHeader, d: int) -> list[int]:
-    """What stands behind a part's first byte: k, ids, and lengths that do not follow from them."""
+def _part_numbers(part: PartHeader, d: int) -> list[int]:
+    """Return the varints of a part header: k, coder ids, and the lengths that depend on values."""
     numbers = []
     if part.index is not None:
         numbers.append(part.k)
@@ -139,18 +139,18 @@ def _numbers_of(part: PartHeader, d: int) -> list[int]:
             numbers.append(part.index_bytes)
     for coder, size in zip(part.coders, part.value_bytes, strict=True):
         numbers.append(coder.wire_id)
-        if isinstance(coder, Blocked):
+        if isinstance(coder, BlockCoder):
             numbers.append(size)
     return numbers
 
 
 def read_header(frame: bytes) -> tuple[Header, int]:
-    """The header of a frame, and where its payload begins."""
-    reader = Reader(frame)
+    """Return the header of a frame and the offset of its payload."""
+    reader = ByteReader(frame)
     if reader.take(2) != MAGIC:
         raise FrameError("not a frame")
     if (version := reader.byte()) != VERSION:
-        raise FrameError(f"version {version} is unknown; this is version {VERSION}")
+        raise FrameError(f"version {version} is not supported, only version {VERSION}")
     run, base = reader.take(ID_BYTES), reader.take(ID_BYTES)
     name = reader.take(reader.byte())
     round, client, d = reader.varint(), reader.varint(), reader.varint()
@@ -163,57 +163,57 @@ def read_header(frame: bytes) -> tuple[Header, int]:
     return Header(run, base, name.decode(), round, client, d, weight, parts), reader.at
 
 
-def _read_weight(reader: Reader) -> float:
+def _read_weight(reader: ByteReader) -> float:
     if whole := reader.varint():
         require(whole < _EXACT, "the weight is too large")
         return float(whole)
     weight: float = struct.unpack("<d", reader.take(8))[0]
-    require(not _is_whole(weight), "a whole weight is written so")
+    require(not _is_whole(weight), "a whole weight must be written as a varint")
     return weight
 
 
-def _read_part(reader: Reader, d: int) -> PartHeader:
+def _read_part(reader: ByteReader, d: int) -> PartHeader:
     coder, bits = divmod(reader.byte(), 1 << len(ROLES))
     require(bits > 0, "a part without roles")
-    require(coder == DENSE or coder in INDEX_CODERS, f"unknown index coder {coder}")
+    require(coder == DENSE or coder in _INDEX_CODER_BY_ID, f"unknown index coder {coder}")
     roles = tuple(role for place, role in enumerate(ROLES) if bits >> place & 1)
-    index, k, index_bytes = INDEX_CODERS.get(coder), d, 0
+    index, k, index_bytes = _INDEX_CODER_BY_ID.get(coder), d, 0
     if index is not None:
         k = reader.varint()
-        known = index.size_of(k, d)
-        index_bytes = reader.varint() if known is None else known
+        fixed_size = index.size_of(k, d)
+        index_bytes = reader.varint() if fixed_size is None else fixed_size
     coders, sizes = zip(*(_read_values(reader, k) for _ in roles), strict=True)
     return PartHeader(roles, k, index, index_bytes, coders, sizes)
 
 
-def _read_values(reader: Reader, k: int) -> tuple[ValueCoder, int]:
-    """A role's coder and bytes, which are never more than those of packed codes."""
+def _read_values(reader: ByteReader, k: int) -> tuple[ValueCoder, int]:
+    """Return a role's coder and the length of its values, at most that of bit-packed codes."""
     coder = from_wire_id(reader.varint())
     most = coder.size(k)
-    size = reader.varint() if isinstance(coder, Blocked) else most
-    require(size <= most, f"{coder.name}: more bytes than values need")
+    size = reader.varint() if isinstance(coder, BlockCoder) else most
+    require(size <= most, f"{coder.name}: more bytes than bit-packed values take")
     return coder, size
 
 
-class Reader:
-    """Reads bytes from the front, and never past the end."""
+class ByteReader:
+    """Read bytes in order; raise :class:`FrameError` at the end."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
 
     def take(self, count: int) -> bytes:
-        """The next ``count`` bytes."""
+        """Return the next ``count`` bytes."""
         if self.at + count > len(self.data):
             raise FrameError("truncated")
         self.at += count
         return self.data[self.at - count : self.at]
 
     def byte(self) -> int:
-        """The next byte."""
+        """Return the next byte."""
         return self.take(1)[0]
 
     def varint(self) -> int:
-        """The next number, seven bits a byte, the lowest first, in its shortest form."""
+        """Return the next :func:`varint`, which must have its shortest form."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self.byte()
@@ -226,7 +226,7 @@ class Reader:
 
 
 def varint(value: int) -> bytes:
-    """A number, seven bits a byte, the lowest first, the high bit set on all but the last.
+    """Return a number with seven bits per byte, lowest first; the high bit marks all but the last.
 
     >>> varint(300).hex()
     'ac02'
@@ -239,7 +239,7 @@ def varint(value: int) -> bytes:
 
 
 def varint_size(value: int) -> int:
-    """``len(varint(value))``.
+    """Return ``len(varint(value))``.
 
     >>> varint_size(0), varint_size(127), varint_size(128)
     (1, 1, 2)

@@ -1,4 +1,4 @@
-"""What is in a frame, and how far it is from the fewest bits possible."""
+"""Summarize a frame: its header, the bytes of its parts, and the limit for random masks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsift.codec.frame import CHECKSUM_BYTES, Spec, header_of, whole_header
+from fedsift.codec.frame import CHECKSUM_BYTES, Spec, frame_header, parse_frame
 from fedsift.codec.header import Header, PartHeader, header_size, varint_size
-from fedsift.codec.index import CODERS
+from fedsift.codec.index import INDEX_CODERS
 from fedsift.codec.update import Part, Update
-from fedsift.codec.values import Blocked
+from fedsift.codec.values import BlockCoder
 
 
 @dataclass(frozen=True)
-class Anatomy:
-    """A frame's header and the bytes of each of its parts."""
+class FrameSummary:
+    """A frame's header, and the bytes of the header and the frame."""
 
     header: Header
     header_bytes: int
@@ -24,22 +24,22 @@ class Anatomy:
 
     @property
     def bits_per_coordinate(self) -> float:
-        """Bits of the whole frame for each coordinate it holds."""
+        """Bits of the whole frame per coordinate sent."""
         most = max((part.k for part in self.header.parts), default=0)
         return 8 * self.total_bytes / max(most, 1)
 
 
-def dissect(frame: bytes) -> Anatomy:
-    """Read a frame's header, after checking that the frame is whole.
+def summarize_frame(frame: bytes) -> FrameSummary:
+    """Read the header of an undamaged frame.
 
-    No model is needed, so the payload is not decoded.
+    The payload is not decoded, which would require the model's layout.
     """
-    header, at = whole_header(frame)
-    return Anatomy(header, at, len(frame))
+    header, at = parse_frame(frame)
+    return FrameSummary(header, at, len(frame))
 
 
 def information_limit(d: int, k: int) -> float:
-    """log₂ C(d, k): the bits that a uniformly random set of k out of d indices takes.
+    """Return log₂ C(d, k), the fewest bits for a uniformly random set of k out of d indices.
 
     >>> round(information_limit(10, 5), 6)  # log2 of 252
     7.97728
@@ -47,17 +47,17 @@ def information_limit(d: int, k: int) -> float:
     return (math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)) / math.log(2)
 
 
-def above_limit(part: PartHeader, d: int) -> float | None:
-    """A mask's bits over the uniform limit; below 1 where the mask is clustered."""
+def ratio_to_limit(part: PartHeader, d: int) -> float | None:
+    """Return a mask's bits divided by :func:`information_limit`; clustered masks are below 1."""
     limit = information_limit(d, part.k)
     return 8 * part.index_bytes / limit if part.index is not None and limit > 0 else None
 
 
 def bytes_by_part(update: Update, specs: Sequence[Spec], frames: Sequence[int]) -> Counter[str]:
-    """What the bytes of a stack's frames are for: ``header``, ``mask``, ``w``, ``m`` and ``v``.
+    """Split the bytes of a stack's frames into ``header``, ``mask``, ``w``, ``m`` and ``v``.
 
-    ``frames`` are the frames' sizes. To masks and values go their payloads and the fields that say
-    how long those are; to the header all else, the checksum included.
+    ``frames`` are the frames' sizes. Masks and values include the fields with their lengths; the
+    header includes everything else, also the checksum.
 
     >>> from torch import nn, tensor
     >>> from fedsift.codec.frame import encoded_size
@@ -71,12 +71,12 @@ def bytes_by_part(update: Update, specs: Sequence[Spec], frames: Sequence[int]) 
     parts = tuple(_without_lengths(part, specs[0].layout.d) for part in update.parts)
     counted: Counter[str] = Counter()
     for spec, weight in zip(specs, update.weights, strict=True):
-        counted["header"] += header_size(header_of(spec, weight, parts)) + CHECKSUM_BYTES
+        counted["header"] += header_size(frame_header(spec, weight, parts)) + CHECKSUM_BYTES
     for part in update.parts:
         for role, coded in part.values.items():
             sizes = coded.sizes.tolist()
             counted[role] += sum(sizes)
-            if isinstance(coded.coder, Blocked):  # in the header above, each had one byte for "0"
+            if isinstance(coded.coder, BlockCoder):  # the header counts one byte per length of 0
                 counted[role] += sum(map(varint_size, sizes))
                 counted["header"] -= len(sizes)
     if any(part.indices is not None for part in update.parts):
@@ -85,7 +85,7 @@ def bytes_by_part(update: Update, specs: Sequence[Spec], frames: Sequence[int]) 
 
 
 def _without_lengths(part: Part, d: int) -> PartHeader:
-    """A header whose mask has no field for its length, and whose values have no bytes."""
-    k, index = (d, None) if part.indices is None else (part.indices.shape[-1], CODERS[0])
+    """Return a part header without a mask length, and with values of length 0."""
+    k, index = (d, None) if part.indices is None else (part.indices.shape[-1], INDEX_CODERS[0])
     coders = tuple(coded.coder for coded in part.values.values())
     return PartHeader(tuple(part.values), k, index, 0, coders, (0,) * len(coders))

@@ -1,4 +1,4 @@
-"""What a receiver expects of a frame."""
+"""What a receiver expects of a frame: :class:`Limits`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from fedsift.codec.update import Role, Update
 
 Shape = tuple[tuple[tuple[Role, ...], int | None, tuple[int, ...]], ...]
-"""By part: its roles, how many coordinates (None: every one), and the wire ids of its coders."""
+"""Per part: its roles, its number of coordinates (None: all), and its coders' wire ids."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the receiver expects; a frame outside it is refused. None: anything goes.
+    """The expected fields and bounds of a frame; None accepts any value.
 
-    ``max_abs`` bounds the values of W and M; those of V, which are squares, by its square.
+    ``max_abs`` bounds the magnitudes of W and M; its square bounds those of V, which are squares.
     """
 
     run: bytes | None = None
@@ -30,7 +30,7 @@ class Limits:
 
 
 def shape_of(update: Update) -> Shape:
-    """What an update looks like, whatever its values.
+    """Return an update's shape: roles, numbers of coordinates and coders, independent of values.
 
     >>> import torch
     >>> from fedsift.codec.update import dense

@@ -1,6 +1,6 @@
-"""What travels: the values of some coordinates of W, M and V, as their receiver will see them.
+"""Updates: the coordinates of W, M and V that are sent, and their weighted sum.
 
-An :class:`Update` is stacked over clients, as everything is: a deployed client's has one row.
+An :class:`Update` is stacked over clients; in a deployment, a client's update has one row.
 """
 
 from __future__ import annotations
@@ -13,111 +13,116 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from fedsift.codec.values import Blocked, Codes, ValueCoder, exact
-from fedsift.selection.cpu import has_kernels
+from fedsift.codec.values import BlockCoder, Quantized, ValueCoder, lossless
+from fedsift.selection.difference import Difference
 from fedsift.selection.masks import positions
 from fedsift.vector import Moments
 
 Role = Literal["w", "m", "v"]
+"""Which tensor values belong to: W, M or V."""
 ROLES: tuple[Role, ...] = ("w", "m", "v")
-Rows = slice | list[int]
-"""Which clients of a stack."""
+ClientIndex = slice | list[int]
+"""Selects clients of a stack."""
 
 
 @dataclass(frozen=True)
-class Coded:
-    """Values ``(clients, k)`` in the form in which they are sent."""
+class CodedValues:
+    """Values ``(clients, k)`` of one tensor, quantized by a coder."""
 
     coder: ValueCoder
-    codes: Codes
+    quantized: Quantized
     dtype: torch.dtype
 
     @classmethod
     def of(
         cls, x: Tensor, coder: ValueCoder | None = None, generator: Generator | None = None
-    ) -> Coded:
-        """Quantize x; without a coder every bit of it is kept."""
-        coder = coder or exact(x.dtype)
+    ) -> CodedValues:
+        """Quantize x; without a coder, keep every bit."""
+        coder = coder or lossless(x.dtype)
         return cls(coder, coder.quantize(x, generator), x.dtype)
 
     def restore(self) -> Tensor:
-        """The values as their receiver sees them."""
-        return self.coder.restore(self.codes, self.dtype)
+        """Return the values that the receiver uses."""
+        return self.coder.restore(self.quantized, self.dtype)
 
     @cached_property
     def sizes(self) -> Tensor:
-        """The bytes of each client's values; nothing is counted on a GPU unless they can differ."""
-        if isinstance(self.coder, Blocked):
-            return self.coder.sizes(self.codes)
-        clients, n = self.codes.codes.shape
+        """The bytes of each client's values, on a GPU only if they depend on the values."""
+        if isinstance(self.coder, BlockCoder):
+            return self.coder.sizes(self.quantized)
+        clients, n = self.quantized.codes.shape
         return torch.full((clients,), self.coder.size(n))
 
-    def rows(self, which: Rows) -> Coded:
-        """Some clients' values."""
-        scales = self.codes.scales
-        codes = Codes(self.codes.codes[which], None if scales is None else scales[which])
-        return Coded(self.coder, codes, self.dtype)
+    def rows(self, clients: ClientIndex) -> CodedValues:
+        """Return the values of some clients."""
+        codes, scales = self.quantized.codes, self.quantized.scales
+        selected = Quantized(codes[clients], None if scales is None else scales[clients])
+        return CodedValues(self.coder, selected, self.dtype)
 
-    def to(self, device: torch.device) -> Coded:
-        """The same values on a device."""
-        scales = self.codes.scales
-        codes = Codes(self.codes.codes.to(device), None if scales is None else scales.to(device))
-        return Coded(self.coder, codes, self.dtype)
+    def to(self, device: torch.device) -> CodedValues:
+        """Return the values on a device."""
+        codes, scales = self.quantized.codes, self.quantized.scales
+        moved = Quantized(codes.to(device), None if scales is None else scales.to(device))
+        return CodedValues(self.coder, moved, self.dtype)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Values of one or more of W, M, V under one mask; ``indices`` is None where all are sent."""
+    """The part of an update under one mask: values of one or more of W, M and V.
+
+    ``indices`` ``(clients, k)`` are the kept coordinates, ascending; None if all are sent.
+    """
 
     indices: Tensor | None
-    values: Mapping[Role, Coded]
+    values: Mapping[Role, CodedValues]
 
     def __post_init__(self) -> None:
-        """Put the values in the order W, M, V, which is the order on the wire."""
+        """Sort the values by role: W, M, V is their order in a frame."""
         if unknown := set(self.values) - set(ROLES):
-            raise ValueError(f"unknown roles {sorted(unknown)}; there are: {', '.join(ROLES)}")
+            raise ValueError(f"unknown roles {sorted(unknown)}; choose from: {', '.join(ROLES)}")
         ordered = {role: self.values[role] for role in ROLES if role in self.values}
         object.__setattr__(self, "values", ordered)
 
-    def rows(self, which: Rows) -> Part:
-        """Some clients' part."""
-        indices = None if self.indices is None else self.indices[which]
-        return Part(indices, {role: coded.rows(which) for role, coded in self.values.items()})
+    def rows(self, clients: ClientIndex) -> Part:
+        """Return the part of some clients."""
+        indices = None if self.indices is None else self.indices[clients]
+        return Part(indices, {role: coded.rows(clients) for role, coded in self.values.items()})
 
     def to(self, device: torch.device) -> Part:
-        """The same part on a device."""
+        """Return the part on a device."""
         indices = None if self.indices is None else self.indices.to(device)
         return Part(indices, {role: coded.to(device) for role, coded in self.values.items()})
 
 
 Parts = tuple[Part, ...]
+"""The parts of an update, one per mask."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What each client of a stack sends, and the weight it has in the mean."""
+    """What each client of a stack sends, and its weight in the mean."""
 
     parts: Parts
     weights: tuple[float, ...]
 
-    def rows(self, which: list[int]) -> Update:
-        """Some clients' updates."""
-        parts = tuple(part.rows(which) for part in self.parts)
-        return Update(parts, tuple(self.weights[row] for row in which))
+    def rows(self, clients: list[int]) -> Update:
+        """Return the updates of some clients."""
+        parts = tuple(part.rows(clients) for part in self.parts)
+        return Update(parts, tuple(self.weights[row] for row in clients))
 
     def client(self, row: int) -> Update:
-        """One client's update, still with a client axis."""
+        """Return one client's update, still with a client axis."""
         one = slice(row, row + 1)
         return Update(tuple(part.rows(one) for part in self.parts), self.weights[one])
 
     @property
     def device(self) -> torch.device:
-        """Where its values are."""
-        coded = (coded for part in self.parts for coded in part.values.values())
-        return next((each.codes.codes.device for each in coded), torch.device("cpu"))
+        """The device of the values."""
+        tensors = (x.quantized.codes for part in self.parts for x in part.values.values())
+        return next((x.device for x in tensors), torch.device("cpu"))
 
     def to(self, device: torch.device) -> Update:
-        """The same update on a device."""
+        """Return the update on a device."""
         return Update(tuple(part.to(device) for part in self.parts), self.weights)
 
     def __iter__(self) -> Iterator[Update]:
@@ -129,62 +134,52 @@ def dense(
     coder: ValueCoder | None = None,
     generator: Generator | None = None,
 ) -> Parts:
-    """Every coordinate of the given tensors ``(clients, d)``.
+    """Return every coordinate of the given tensors ``(clients, d)`` as the parts of an update.
 
     A coder that rounds at random draws from the generator.
 
     >>> dense({"w": torch.ones(1, 3)})[0].values["w"].restore().tolist()
     [[1.0, 1.0, 1.0]]
     """
-    return (Part(None, {role: Coded.of(x, coder, generator) for role, x in values.items()}),)
+    return (Part(None, {role: CodedValues.of(x, coder, generator) for role, x in values.items()}),)
 
 
 def sparse(
-    values: Mapping[Role, Tensor],
+    values: Mapping[Role, Tensor | Difference],
     mask: Tensor,
     coders: Mapping[Role, ValueCoder] | None = None,
     generator: Generator | None = None,
     k: int | None = None,
-    since: Mapping[Role, Tensor] | None = None,
 ) -> Parts:
-    """The masked coordinates of the given tensors, all under one mask.
+    """Return the masked coordinates of the given tensors, all under one mask.
 
-    ``k``: how many each client keeps, if that is known; without it a GPU must synchronize with the
-    host to count them.
-    ``since`` holds what is subtracted from the tensors, at these coordinates only.
+    ``k`` is the number of ones in each row of the mask; without it, a GPU synchronizes with the
+    host to count them. A :class:`Difference` is computed at these coordinates only.
 
     >>> mask = torch.tensor([[True, False, True]])
     >>> (part,) = sparse({"w": torch.tensor([[1.0, 2.0, 3.0]])}, mask)
     >>> part.indices.tolist(), part.values["w"].restore().tolist()
     ([[0, 2]], [[1.0, 3.0]])
-    >>> (part,) = sparse({"w": torch.ones(1, 3)}, mask, since={"w": torch.full((1, 3), 4.0)})
+    >>> (part,) = sparse({"w": Difference(torch.full((1, 3), 4.0), torch.ones(1, 3))}, mask)
     >>> part.values["w"].restore().tolist()
     [[-3.0, -3.0]]
     """
     indices = positions(mask, k)
     chosen = coders or {}
     kept = {
-        role: Coded.of(
-            _values_at(indices, x, since[role] if since else None), chosen.get(role), generator
-        )
+        role: CodedValues.of(_values_at(indices, x), chosen.get(role), generator)
         for role, x in values.items()
     }
     return (Part(indices, kept),)
 
 
-def _values_at(indices: Tensor, x: Tensor, since: Tensor | None) -> Tensor:
-    """The coordinates ``(clients, k)`` of x, or of x - since."""
-    if since is None:
-        return x.gather(-1, indices)
-    if has_kernels(x) and x.dtype == torch.float32:
-        from fedsift.selection import gpu as gpu_select
-
-        return gpu_select.difference_at(indices, x, since)
-    return x.gather(-1, indices) - since.gather(-1, indices)
+def _values_at(indices: Tensor, x: Tensor | Difference) -> Tensor:
+    """Return the coordinates ``(clients, k)`` of x."""
+    return x.at(indices) if isinstance(x, Difference) else x.gather(-1, indices)
 
 
 def residual_after(x: Tensor, part: Part, role: Role) -> Tensor:
-    """What of x ``(clients, d)`` the receiver of a part does not get.
+    """Return x ``(clients, d)`` minus what the receiver of a part restores.
 
     >>> (part,) = sparse({"w": torch.tensor([[1.0, 2.0]])}, torch.tensor([[False, True]]))
     >>> residual_after(torch.tensor([[1.0, 2.0]]), part, "w").tolist()
@@ -195,14 +190,14 @@ def residual_after(x: Tensor, part: Part, role: Role) -> Tensor:
 
 
 def moments(x: Moments) -> dict[Role, Tensor]:
-    """The three tensors by role."""
+    """Return the three tensors by role."""
     return {"w": x.w, "m": x.m, "v": x.v}
 
 
-class Sum:
-    """The running weighted sum of updates: one dense vector a role, however many clients.
+class WeightedSum:
+    """The running weighted sum of updates, in one dense vector per role.
 
-    >>> total = Sum(Moments.start(torch.zeros(2)))
+    >>> total = WeightedSum(Moments.start(torch.zeros(2)))
     >>> total.add(Update(dense({"w": torch.tensor([[2.0, 4.0]])}), (3.0,)))
     >>> total.mean().w.tolist()
     [2.0, 4.0]
@@ -213,21 +208,21 @@ class Sum:
         self.weight = 0.0
 
     def add(self, update: Update) -> None:
-        """Add each client's update, in the order of the stack."""
+        """Add the clients' updates in the order of the stack."""
         if self.total.w.device.type == "cpu":
             for client in update:
-                add_parts(self.total, client.parts, *client.weights)
+                accumulate(self.total, client.parts, *client.weights)
         else:
-            add_stack(self.total, update)
+            accumulate_stack(self.total, update)
         self.weight += sum(update.weights)
 
     def mean(self) -> Moments:
-        """The weighted mean: Σ D̃ₙ Δₙ / Σ D̃ₙ."""
+        """Return the weighted mean Σ D̃ₙ Δₙ / Σ D̃ₙ."""
         return Moments(*(x / self.weight for x in self.total))
 
 
-def add_parts(total: Moments, parts: Iterable[Part], weight: float = 1.0) -> None:
-    """Add one sender's parts, times a weight, to dense vectors ``(d,)`` in place."""
+def accumulate(total: Moments, parts: Iterable[Part], weight: float = 1.0) -> None:
+    """Add one client's parts, times a weight, to dense vectors ``(d,)`` in place."""
     by_role = moments(total)
     for part in parts:
         for role, coded in part.values.items():
@@ -238,14 +233,14 @@ def add_parts(total: Moments, parts: Iterable[Part], weight: float = 1.0) -> Non
                 by_role[role].index_add_(0, part.indices[0], weighted)
 
 
-def add_stack(total: Moments, update: Update) -> None:
-    """Add all clients' parts at once: for accelerators, where many small sums take longer.
+def accumulate_stack(total: Moments, update: Update) -> None:
+    """Add all clients' parts at once, which is faster on a GPU than many small sums.
 
-    Unlike adding them up by index, the sums over a stack always have the same order.
+    The sum over a stack has a fixed order, which ``index_add_`` does not guarantee on a GPU.
 
     >>> update = Update(dense({"w": torch.tensor([[2.0, 4.0], [1.0, 1.0]])}), (1.0, 3.0))
     >>> total = Moments.start(torch.zeros(2))
-    >>> add_stack(total, update)
+    >>> accumulate_stack(total, update)
     >>> total.w.tolist()
     [5.0, 7.0]
     """

@@ -1,8 +1,8 @@
-"""The values of the kept coordinates, as codes and as bytes.
+"""Value coders with one form for every value (Float, Sign), and the registry of all value coders.
 
-Every coder works on tensors (..., n) whose leading axes are clients, on any device; ``pack`` and
-``unpack`` take one client's codes on the CPU. A simulation restores what it has quantized, a
-deployment restores what it has unpacked, and both get the same numbers, bit for bit.
+A value coder works on tensors (..., n) on any device; the leading axes are clients. ``pack`` and
+``unpack`` take the codes of one client on the CPU. A simulation restores what it has quantized, a
+deployment restores what it has unpacked, and the results are bit-identical.
 """
 
 from __future__ import annotations
@@ -15,36 +15,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsift.codec.bits import bytes_for, pack_bits, unpack_bits
-from fedsift.codec.blocks import Blocked, Linear, Log
-from fedsift.codec.codes import (
+from fedsift.codec.bit_packing import pack_bits, packed_size, unpack_bits
+from fedsift.codec.errors import FrameError, require
+from fedsift.codec.value_blocks import BlockCoder, Linear, Log
+from fedsift.codec.value_coder import (
+    FLOAT64_SCALES,
     ROUNDING,
     TINY,
-    WIDE,
-    Codes,
+    Quantized,
     ValueCoder,
     at_least_float32,
     from_bytes,
     one_client,
-    require_bounded,
     require_finite,
     require_scales,
     scales_of,
 )
-from fedsift.codec.errors import FrameError, require
 from fedsift.vector import raw_bytes
 
 __all__ = [
-    "CODERS",
-    "Blocked",
-    "Codes",
+    "VALUE_CODERS",
+    "BlockCoder",
     "Float",
     "Linear",
     "Log",
+    "Quantized",
     "Sign",
     "ValueCoder",
-    "exact",
     "from_wire_id",
+    "lossless",
 ]
 
 _DTYPES = {
@@ -57,10 +56,11 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Float:
-    """Values rounded to a floating-point type, too large ones to its largest number.
+    """Values rounded to a floating-point type; values beyond its range saturate.
 
-    |error| <= 2**-p |x| + the smallest denormal, p = 53, 24, 8, 11 bits for float64, float32,
-    bfloat16, float16; above the largest number M it is |x| - M. Bytes: n numbers, little endian.
+    |error| <= 2**-p |x| + the smallest subnormal number, p = 53, 24, 8, 11 bits for float64,
+    float32, bfloat16, float16; beyond the largest number M, |error| is |x| - M. Bytes: n numbers,
+    little endian.
 
     >>> coder = Float("bfloat16")
     >>> coder.restore(coder.quantize(torch.tensor([1.001, -3.0])), torch.float32)
@@ -71,7 +71,8 @@ class Float:
 
     def __post_init__(self) -> None:
         if self.name not in _DTYPES:
-            raise ValueError(f"{self.name} is not one of {', '.join(_DTYPES)}")
+            names = ", ".join(_DTYPES)
+            raise ValueError(f"unknown float type {self.name!r}; choose one of: {names}")
 
     @cached_property
     def wire_id(self) -> int:
@@ -82,44 +83,46 @@ class Float:
     def _dtype(self) -> torch.dtype:
         return _DTYPES[self.name]
 
-    def quantize(self, x: Tensor, generator: torch.Generator | None = None) -> Codes:
-        """Turn values (..., n) into codes."""
+    def quantize(self, x: Tensor, generator: torch.Generator | None = None) -> Quantized:
+        """Quantize values (..., n)."""
         require_finite(x)
         limit = torch.finfo(self._dtype).max
-        wider = limit >= torch.finfo(x.dtype).max
-        return Codes(x.to(self._dtype) if wider else x.clamp(-limit, limit).to(self._dtype))
+        if limit < torch.finfo(x.dtype).max:
+            # In float32 at least: bfloat16 cannot represent float16's largest number.
+            x = x.to(at_least_float32(x.dtype)).clamp(-limit, limit)
+        return Quantized(x.to(self._dtype))
 
-    def restore(self, codes: Codes, dtype: torch.dtype) -> Tensor:
-        """Turn codes back into values."""
-        return codes.codes.to(dtype)
+    def restore(self, quantized: Quantized, dtype: torch.dtype) -> Tensor:
+        """Return the values that the receiver uses."""
+        return quantized.codes.to(dtype)
 
     def size(self, n: int) -> int:
-        """The bytes of n values."""
+        """Return the bytes of n values."""
         return n * self._dtype.itemsize
 
-    def pack(self, codes: Codes) -> bytes:
-        """Write one client's codes."""
-        return raw_bytes(codes.codes)
+    def pack(self, quantized: Quantized) -> bytes:
+        """Return one client's values as bytes."""
+        return raw_bytes(quantized.codes)
 
-    def unpack(self, payload: bytes, n: int, max_abs: float = float("inf")) -> Codes:
-        """Read n valid codes, or raise :class:`FrameError`."""
+    def unpack(self, payload: bytes, n: int) -> Quantized:
+        """Read one client's n values; raise :class:`FrameError` if the bytes are malformed."""
         require(len(payload) == self.size(n), f"{self.name}: wrong length")
         values = from_bytes(payload, self._dtype)
-        require_bounded(values, max_abs, f"{self.name}: a value")
-        return Codes(values)
+        require(bool(torch.isfinite(values).all()), f"{self.name}: a value is not finite")
+        return Quantized(values)
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """Bound the error of each coordinate."""
+        """Bound the error per coordinate."""
         info = torch.finfo(self._dtype)
         rounding = x.abs() * (info.eps / 2) + info.tiny * info.eps
-        beyond = (x.abs() - info.max) * (1 + torch.finfo(x.dtype).eps)  # it is rounded itself
+        beyond = (x.abs() - info.max) * (1 + torch.finfo(x.dtype).eps)  # itself rounded
         return torch.maximum(rounding, beyond)
 
 
-def exact(dtype: torch.dtype) -> Float:
+def lossless(dtype: torch.dtype) -> Float:
     """Return the coder that keeps every bit of a floating-point type.
 
-    >>> exact(torch.float64).name
+    >>> lossless(torch.float64).name
     'float64'
     """
     return Float(str(dtype).removeprefix("torch."))
@@ -127,66 +130,66 @@ def exact(dtype: torch.dtype) -> Float:
 
 @dataclass(frozen=True)
 class Sign:
-    """One bit a value and one scale: x_i becomes sign(x_i) ||x||_2 / sqrt(n), sign(0) = +1.
+    """One bit per value and one scale: x_i becomes sign(x_i) ||x||_2 / sqrt(n), sign(0) = +1.
 
     |error| is ||x_i| - scale|, up to rounding. Bytes: the scale (none if n = 0), then the bits,
-    1 for negative, the lowest bit of a byte first. The scale is float32, or float64 if ``wide``.
+    1 for negative, lowest bit first. The scale is float32, or float64 with ``float64_scales``.
 
     >>> coder = Sign()
     >>> coder.restore(coder.quantize(torch.tensor([3.0, -4.0, 0.0, 0.0])), torch.float32)
     tensor([ 2.5000, -2.5000,  2.5000,  2.5000])
     """
 
-    wide: bool = False
+    float64_scales: bool = False
 
     name: ClassVar[str] = "sign"
 
     @property
     def wire_id(self) -> int:
         """See :func:`from_wire_id`."""
-        return 5 | WIDE * self.wide
+        return 5 | FLOAT64_SCALES * self.float64_scales
 
     @property
-    def _scale(self) -> torch.dtype:
-        return torch.float64 if self.wide else torch.float32
+    def _scale_dtype(self) -> torch.dtype:
+        return torch.float64 if self.float64_scales else torch.float32
 
-    def quantize(self, x: Tensor, generator: torch.Generator | None = None) -> Codes:
-        """Turn values (..., n) into codes."""
+    def quantize(self, x: Tensor, generator: torch.Generator | None = None) -> Quantized:
+        """Quantize values (..., n)."""
         n = x.shape[-1]
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
-        scales = (norm / max(n, 1) ** 0.5).to(self._scale)[..., : min(n, 1)]
+        scales = (norm / max(n, 1) ** 0.5).to(self._scale_dtype)[..., : min(n, 1)]
         require_finite(scales)
-        return Codes(1 - 2 * (x < 0).to(torch.int8), scales)
+        return Quantized(1 - 2 * (x < 0).to(torch.int8), scales)
 
-    def restore(self, codes: Codes, dtype: torch.dtype) -> Tensor:
-        """Turn codes back into values."""
-        return (codes.codes * scales_of(codes).to(at_least_float32(dtype))).to(dtype)
+    def restore(self, quantized: Quantized, dtype: torch.dtype) -> Tensor:
+        """Return the values that the receiver uses."""
+        return (quantized.codes * scales_of(quantized).to(at_least_float32(dtype))).to(dtype)
 
     def size(self, n: int) -> int:
-        """The bytes of n values."""
-        return self._scale.itemsize * min(n, 1) + bytes_for(n, 1)
+        """Return the bytes of n values."""
+        return self._scale_dtype.itemsize * min(n, 1) + packed_size(n, 1)
 
-    def pack(self, codes: Codes) -> bytes:
-        """Write one client's codes."""
-        negative = (one_client(codes) < 0).view(torch.uint8)
-        return raw_bytes(scales_of(codes)) + pack_bits(negative.numpy(), 1)
+    def pack(self, quantized: Quantized) -> bytes:
+        """Return one client's values as bytes."""
+        negative = (one_client(quantized) < 0).view(torch.uint8)
+        return raw_bytes(scales_of(quantized)) + pack_bits(negative.numpy(), 1)
 
-    def unpack(self, payload: bytes, n: int, max_abs: float = float("inf")) -> Codes:
-        """Read n valid codes, or raise :class:`FrameError`."""
+    def unpack(self, payload: bytes, n: int) -> Quantized:
+        """Read one client's n values; raise :class:`FrameError` if the bytes are malformed."""
         require(len(payload) == self.size(n), "sign: wrong length")
-        cut = self._scale.itemsize * min(n, 1)
-        scales = from_bytes(payload[:cut], self._scale)
-        require_scales(scales, max_abs, "sign: the scale")
+        cut = self._scale_dtype.itemsize * min(n, 1)
+        scales = from_bytes(payload[:cut], self._scale_dtype)
+        require_scales(scales, "sign")
         negative = unpack_bits(payload[cut:], n, 1)
-        return Codes(torch.from_numpy(1 - 2 * negative.astype(np.int8)), scales)
+        return Quantized(torch.from_numpy(1 - 2 * negative.astype(np.int8)), scales)
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """Bound the error of each coordinate."""
+        """Bound the error per coordinate."""
         scale = scales_of(self.quantize(x)).to(x.dtype)
         return (x.abs() - scale).abs() + scale * ROUNDING + TINY
 
 
-CODERS: dict[str, ValueCoder] = {
+VALUE_CODERS: dict[str, ValueCoder] = {
     coder.name: coder
     for coder in (
         *map(Float, _DTYPES),
@@ -197,26 +200,27 @@ CODERS: dict[str, ValueCoder] = {
 """Every coder by name, with the default block: float64 ... float16, sign, int2..8, log2..8."""
 
 
-_BY_LOW_BYTE = {coder.wire_id & 0xFF: coder for coder in CODERS.values()}
+_BY_LOW_BYTE = {coder.wire_id & 0xFF: coder for coder in VALUE_CODERS.values()}
 
 
 def from_wire_id(wire_id: int) -> ValueCoder:
-    """Return the coder that a frame names, or raise :class:`FrameError`.
+    """Return the coder with this id in frames, or raise :class:`FrameError`.
 
     The low byte is 1..4 for float64, float32, bfloat16, float16, 5 for sign, 0x10 + b for linear
-    and 0x20 + b for log codes of b = 2..8 bits; 0x80 more if scales are float64. The high byte is
-    0, or for linear and log codes log2 of the block, at most 31, where 0 means one block of all.
+    and 0x20 + b for log codes of b = 2..8 bits, plus 0x80 if the scales are float64. The high byte
+    is 0, or for linear and log codes log2 of the block size, at most 31; 0 means a single block.
 
     >>> from_wire_id(0x0814)
-    Linear(bits=4, block=256, wide=False, stochastic=False)
+    Linear(bits=4, block=256, float64_scales=False, stochastic=False)
     """
     exponent, low = divmod(wire_id, 256)
-    coder = _BY_LOW_BYTE.get(low & ~WIDE)
-    scales_are_wide = bool(low & WIDE)
+    coder = _BY_LOW_BYTE.get(low & ~FLOAT64_SCALES)
+    has_float64_scales = bool(low & FLOAT64_SCALES)
     if isinstance(coder, Linear | Log) and exponent < 32:
-        return replace(coder, block=2**exponent if exponent else None, wide=scales_are_wide)
+        block = 2**exponent if exponent else None
+        return replace(coder, block=block, float64_scales=has_float64_scales)
     if isinstance(coder, Sign) and exponent == 0:
-        return Sign(scales_are_wide)
-    if isinstance(coder, Float) and exponent == 0 and not scales_are_wide:
+        return Sign(has_float64_scales)
+    if isinstance(coder, Float) and exponent == 0 and not has_float64_scales:
         return coder
     raise FrameError(f"unknown value coder {wire_id:#06x}")

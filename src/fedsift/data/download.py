@@ -1,7 +1,7 @@
-"""Fetch official files.
+"""Download official files.
 
-What a broken line cut off goes on where it stopped, and nothing is put in place before its SHA-256
-is right.
+An interrupted download resumes where it stopped, and a file is put in place only after its SHA-256
+has been verified.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO, cast
 from urllib.request import Request, urlopen
 
-from fedsift.data.files import find
-from fedsift.data.sources import Download, File
+from fedsift.data.folder import find
+from fedsift.data.official_sources import Download, File
 
 BLOCK = 1 << 16
-SECONDS = 30
-"""How long a silent server is waited for."""
+TIMEOUT = 30
+"""Timeout for a server that does not respond."""
 
 
-def state_of(file: File) -> str:
-    """``in order``, ``missing``, or ``damaged``: not the official content."""
+def file_state(file: File) -> str:
+    """Return ``ok``, ``missing`` or ``damaged``: whether a file has the official content."""
     path = find(file.path)
     if path is None:
         return "missing"
     try:
         with _unpacked(path) as content:
-            return "in order" if digest(content) == file.sha256 else "damaged"
+            return "ok" if digest(content) == file.sha256 else "damaged"
     except (OSError, EOFError, zlib.error):
         return "damaged"
 
 
 def digest(content: BinaryIO) -> str:
-    """The SHA-256 of a stream, read piece by piece.
+    """Return the SHA-256 of a stream, read in blocks.
 
     >>> import io
     >>> digest(io.BytesIO(b"abc"))[:16]
@@ -55,7 +55,7 @@ def _unpacked(path: Path) -> BinaryIO:
 
 
 def fetch(download: Download, folder: Path) -> Iterator[int]:
-    """Put a download's files into the data folder; yields the bytes that have come so far."""
+    """Download files into the data folder; yield the number of bytes received so far."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / (download.url.rpartition("/")[2] + ".partial")
     yield from _stream(download, partial)
@@ -64,7 +64,7 @@ def fetch(download: Download, folder: Path) -> Iterator[int]:
     if found != download.sha256:
         partial.unlink()
         raise ValueError(
-            f"{download.url} gave a file that is not the official one (its SHA-256 is {found}); "
+            f"{download.url} sent a file that is not the official one (its SHA-256 is {found}); "
             "it was deleted"
         )
     if download.url.endswith(".tar.gz"):
@@ -76,20 +76,20 @@ def fetch(download: Download, folder: Path) -> Iterator[int]:
 def _stream(download: Download, partial: Path) -> Iterator[int]:
     done = partial.stat().st_size if partial.exists() else 0
     if done < download.size:
-        asked = Request(download.url, headers={"Range": f"bytes={done}-"} if done else {})
-        with urlopen(asked, timeout=SECONDS) as answer:
-            goes_on = answer.status == 206  # otherwise the server sends the whole file again
-            done = done if goes_on else 0
-            with partial.open("ab" if goes_on else "wb") as file:
-                while done <= download.size and (block := answer.read(BLOCK)):
+        request = Request(download.url, headers={"Range": f"bytes={done}-"} if done else {})
+        with urlopen(request, timeout=TIMEOUT) as response:
+            is_resumed = response.status == 206  # otherwise the server sends the whole file again
+            done = done if is_resumed else 0
+            with partial.open("ab" if is_resumed else "wb") as file:
+                while done <= download.size and (block := response.read(BLOCK)):
                     done += file.write(block)
                     yield done
     if done < download.size:
-        raise ConnectionError(f"the line broke after {done} of {download.size} bytes")
+        raise ConnectionError(f"the connection was lost after {done} of {download.size} bytes")
 
 
 def _unpack(archive: Path, files: tuple[File, ...], folder: Path) -> None:
-    """Take the wanted files, and no others, out of an archive."""
+    """Extract only the listed files from an archive."""
     with TemporaryDirectory(dir=folder) as scratch:
         with tarfile.open(archive) as packed:
             members = [packed.getmember(file.path) for file in files]

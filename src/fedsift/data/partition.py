@@ -1,4 +1,4 @@
-"""How a data set is dealt out to clients: arrays of row numbers, one a client."""
+"""Partitions of a data set among clients: one array of row numbers per client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rows = NDArray[np.int64]
 
 
 def iid(labels: NDArray[np.int64], clients: int, seed: int) -> list[Rows]:
-    """Shuffle and cut into equal parts, to within one sample.
+    """Shuffle and split into parts whose sizes differ by at most one.
 
     >>> [len(rows) for rows in iid(np.zeros(10, np.int64), 3, seed=0)]
     [4, 3, 3]
@@ -23,14 +23,14 @@ def iid(labels: NDArray[np.int64], clients: int, seed: int) -> list[Rows]:
     return [np.sort(part) for part in np.array_split(order, clients)]
 
 
-EVEN = 1e100
-"""A θ from which on shares are equal; sums of much larger ones are no numbers any more."""
+MAX_THETA = 1e100
+"""A larger θ makes no difference, as all shares are equal; the sums of very large ones overflow."""
 
 
 def dirichlet(labels: NDArray[np.int64], clients: int, seed: int, theta: float) -> list[Rows]:
-    """Deal each class by shares drawn from Dirichlet(θ): the smaller θ, the less alike the clients.
+    """Split each class by shares drawn from Dirichlet(θ); a smaller θ makes clients less alike.
 
-    A client that would end up empty takes one sample of the largest.
+    A client without samples receives one from the largest client.
 
     >>> rows = dirichlet(np.arange(100) % 2, 5, seed=0, theta=0.1)
     >>> sorted(np.concatenate(rows).tolist()) == list(range(100)), min(map(len, rows)) > 0
@@ -40,24 +40,24 @@ def dirichlet(labels: NDArray[np.int64], clients: int, seed: int, theta: float) 
     if not 0 < theta < math.inf:
         raise ValueError(f"theta must be a positive number, got {theta}")
     draw = stream(seed, "partition")
-    dealt: list[list[int]] = [[] for _ in range(clients)]
+    rows_of: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         members = draw.permutation(np.flatnonzero(labels == label))
-        shares = draw.dirichlet(np.full(clients, min(theta, EVEN)))
+        shares = draw.dirichlet(np.full(clients, min(theta, MAX_THETA)))
         cuts = np.round(np.cumsum(shares)[:-1] * len(members)).astype(int)
         for client, part in enumerate(np.split(members, cuts)):
-            dealt[client].extend(part.tolist())
-    for poor in dealt:
-        if not poor:
-            poor.append(max(dealt, key=len).pop())
-    return [np.sort(np.array(rows, np.int64)) for rows in dealt]
+            rows_of[client].extend(part.tolist())
+    for rows in rows_of:
+        if not rows:
+            rows.append(max(rows_of, key=len).pop())
+    return [np.sort(np.array(rows, np.int64)) for rows in rows_of]
 
 
 def documents(labels: NDArray[np.int64], clients: int, seed: int) -> list[Rows]:
-    """Whole documents (or classes) to each client: as many to each, neighbors together.
+    """Give each client an equal number of whole, consecutive documents (or classes).
 
-    Neighbors are alike, as the modules of a package are. The seed says where the first client
-    begins.
+    Consecutive documents are similar, as they are modules of one package. The seed determines the
+    first document of the first client.
 
     >>> rows = documents(np.array([0, 0, 0, 1, 2, 2, 3]), 2, seed=0)
     >>> sorted(map(len, rows)), sorted(np.concatenate(rows).tolist())
@@ -66,20 +66,20 @@ def documents(labels: NDArray[np.int64], clients: int, seed: int) -> list[Rows]:
     names = np.unique(labels)
     _check_clients(clients, len(names), "whole documents (of images: classes)")
     order = np.roll(names, stream(seed, "partition").integers(len(names)))
-    return [np.flatnonzero(np.isin(labels, own)) for own in np.array_split(order, clients)]
+    return [np.flatnonzero(np.isin(labels, part)) for part in np.array_split(order, clients)]
 
 
 PARTITIONS: tuple[str, ...] = ("iid", "dirichlet", "documents")
 
 
-def deal(
+def partition_indices(
     partition: str, labels: NDArray[np.int64], clients: int, seed: int, theta: float
 ) -> list[Rows]:
-    """Deal by a partition's command-line name.
+    """Partition by the command-line name of a partition; return the row numbers per client.
 
-    ``labels`` are each sample's class or, in a text, its document.
+    ``labels`` has the class of each sample or, for text, its document.
 
-    >>> deal("dirichlet", np.arange(4), 8, seed=0, theta=1.0)
+    >>> partition_indices("dirichlet", np.arange(4), 8, seed=0, theta=1.0)
     Traceback (most recent call last):
     ...
     ValueError: 8 clients cannot share 4 samples; clients must be between 1 and 4

@@ -1,7 +1,7 @@
-"""The characters of Python's own standard library: a text that is wherever Python is.
+"""Text data: the source code of Python's standard library, which needs no download.
 
-A document is a public module's source. Which modules are read, and how much of each, is fixed here,
-but Python's versions differ in what stands in them: :func:`digest` says which text it was.
+A document is the source of a public module. The modules and the number of characters from each are
+fixed, but their content differs between versions of Python: :func:`digest` identifies the text.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from torch.nn.functional import cross_entropy
 from fedsift.task import Data, Loss
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-"""A character's code is its place here; every other character is read as a question mark."""
+"""A character's code is its position in this string; other characters become question marks."""
 CONTEXT = 128
-"""Characters of a sample."""
-SHORTEST, LONGEST = 4_000, 40_000
-"""Characters: shorter documents are left out, longer ones are cut."""
+"""Characters per sample."""
+MIN_LENGTH, MAX_LENGTH = 4_000, 40_000
+"""Characters: shorter documents are skipped, longer ones are truncated."""
 HELD_OUT = 10
-"""One document in so many is for the test."""
-MOST_TESTED = 500
-"""Samples of the test set, spread over all of its documents."""
-FEWEST = 2 * HELD_OUT
-"""Documents without which there is no text to speak of."""
+"""One document out of this many is held out for testing."""
+MAX_TEST_SAMPLES = 500
+"""Samples in the test set, spread over all of its documents."""
+MIN_DOCUMENTS = 2 * HELD_OUT
+"""With fewer documents, the sources of the standard library are considered missing."""
 PACKAGES = (
     "asyncio", "collections", "concurrent", "email", "html", "http", "importlib", "json", "logging",
     "multiprocessing", "unittest", "urllib", "wsgiref", "xml", "xmlrpc",
 )  # fmt: skip
-"""Packages that every installation has; some systems ship others, or tests, separately."""
+"""Packages that every installation has; some systems ship other packages separately."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A module's path below the standard library's folder, and its text."""
+    """The path of a module in the standard library, and its source code."""
 
     name: str
     text: str
 
 
 @dataclass(frozen=True)
-class Text:
-    """Samples ``(n, CONTEXT)`` and what follows each character; and each sample's document."""
+class TextSamples:
+    """Samples ``(n, CONTEXT)`` with the next characters, and each training sample's document."""
 
     train: Data
     test: Data
@@ -59,36 +59,37 @@ class Text:
 
 
 @cache
-def library() -> tuple[Document, ...]:
-    """The documents of this Python, in the order of their names.
+def stdlib_documents() -> tuple[Document, ...]:
+    """Return the documents of the running Python, sorted by name.
 
-    >>> len(library()) >= FEWEST, max(len(document.text) for document in library()) <= LONGEST
+    >>> documents = stdlib_documents()
+    >>> len(documents) >= MIN_DOCUMENTS, max(len(x.text) for x in documents) <= MAX_LENGTH
     (True, True)
     """
     folder = Path(sysconfig.get_path("stdlib"))
     found = tuple(documents_in(folder))
-    if len(found) < FEWEST:
+    if len(found) < MIN_DOCUMENTS:
         raise ValueError(
-            f"the sources of Python's standard library are not in {folder}: use a Python that has "
-            "them, as those of python.org, Debian and conda do"
+            f"the sources of Python's standard library are not in {folder}; use a Python that "
+            "includes them, such as those of python.org, Debian and conda"
         )
     return found
 
 
 def documents_in(folder: Path) -> Iterator[Document]:
-    """The public modules of a folder and of its :data:`PACKAGES`."""
+    """Yield the public modules of a folder and of its :data:`PACKAGES`."""
     paths = [*folder.glob("*.py"), *(p for name in PACKAGES for p in (folder / name).rglob("*.py"))]
     for path in sorted(paths, key=lambda path: path.relative_to(folder).as_posix()):
         parts = path.relative_to(folder).with_suffix("").parts
         if parts[0] not in sys.stdlib_module_names or not all(map(is_public, parts)):
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
-        if len(text) >= SHORTEST:
-            yield Document("/".join(parts), text[:LONGEST])
+        if len(text) >= MIN_LENGTH:
+            yield Document("/".join(parts), text[:MAX_LENGTH])
 
 
 def is_public(name: str) -> bool:
-    """Whether a module or package is neither private nor a test.
+    """Return whether a module or package is neither private nor a test.
 
     >>> [is_public(name) for name in ("parser", "_parser", "test", "testmock")]
     [True, False, False, False]
@@ -97,46 +98,46 @@ def is_public(name: str) -> bool:
 
 
 def digest() -> str:
-    """The SHA-256 of all documents, names and texts: the same text, the same digest.
+    """Return the SHA-256 of the names and texts of all documents.
 
     >>> len(digest())
     64
     """
     sha256 = hashlib.sha256()
-    for document in library():
+    for document in stdlib_documents():
         for part in (document.name, document.text):
             sha256.update(part.encode("utf-8", "surrogatepass") + b"\0")
     return sha256.hexdigest()
 
 
-def read_stdlib() -> Text:
-    """The samples of this Python's documents; every tenth document is held out for the test."""
-    documents = library()
+def read_stdlib() -> TextSamples:
+    """Return the samples of the documents; every tenth document is held out for testing."""
+    documents = stdlib_documents()
     held = documents[HELD_OUT - 1 :: HELD_OUT]
-    kept = [document for document in documents if document not in held]
-    x, y, numbers = samples_of(kept)
+    rest = [document for document in documents if document not in held]
+    x, y, numbers = samples_of(rest)
     x_test, y_test, _ = samples_of(held)
-    step = -(-len(x_test) // MOST_TESTED)
-    return Text((x, y), (x_test[::step], y_test[::step]), numbers)
+    step = -(-len(x_test) // MAX_TEST_SAMPLES)
+    return TextSamples((x, y), (x_test[::step], y_test[::step]), numbers)
 
 
 def samples_of(documents: Sequence[Document]) -> tuple[Tensor, Tensor, Tensor]:
-    """Samples side by side, the characters that follow, and the number of each sample's document.
+    """Return all samples, the characters that follow, and the document number of each sample.
 
     >>> x, y, numbers = samples_of([Document("a", "ab" * 200), Document("b", "c" * 129)])
     >>> x.shape, numbers.tolist(), torch.equal(x[0, 1:], y[0, :-1])
     (torch.Size([4, 128]), [0, 0, 0, 1], True)
     """
-    pieces = [windows(codes_of(document.text)) for document in documents]
-    x, y = (torch.from_numpy(np.concatenate(each)) for each in zip(*pieces, strict=True))
+    pieces = [windows(encode_characters(document.text)) for document in documents]
+    x, y = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*pieces, strict=True))
     sizes = torch.tensor([len(piece[0]) for piece in pieces])
     return x, y, torch.arange(len(documents)).repeat_interleave(sizes)
 
 
-def codes_of(text: str) -> NDArray[np.int64]:
-    r"""Each character's place in the alphabet.
+def encode_characters(text: str) -> NDArray[np.int64]:
+    r"""Return the position of each character in the alphabet.
 
-    >>> codes_of("\n !é").tolist() == [0, 1, 2, ALPHABET.index("?")]
+    >>> encode_characters("\n !é").tolist() == [0, 1, 2, ALPHABET.index("?")]
     True
     """
     table = np.full(128, ALPHABET.index("?"))
@@ -146,16 +147,16 @@ def codes_of(text: str) -> NDArray[np.int64]:
 
 
 def windows(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Samples that touch but do not overlap, and the same moved on by one character."""
+    """Split codes into consecutive samples; return them and the same shifted by one character."""
     end = (len(codes) - 1) // CONTEXT * CONTEXT
     return codes[:end].reshape(-1, CONTEXT), codes[1 : end + 1].reshape(-1, CONTEXT)
 
 
 def sequence_cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy over all positions of all samples.
+    """Return the mean cross-entropy over all positions of all samples.
 
-    ``output`` is ``(samples, positions, classes)`` and ``targets`` ``(samples, positions)``; where
-    a sample has but one class, and neither has positions, it is the plain cross-entropy.
+    ``output`` is ``(samples, positions, classes)`` and ``targets`` ``(samples, positions)``.
+    Without positions, this is the usual cross-entropy.
 
     >>> output, targets = torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64)
     >>> round(sequence_cross_entropy(output, targets).exp().item(), 4)
@@ -165,7 +166,7 @@ def sequence_cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def loss_of(targets: Tensor) -> Loss:
-    """The cross-entropy that fits the targets: one class a sample, or one a position.
+    """Return the cross-entropy for targets of one class per sample or one per position.
 
     >>> loss_of(torch.zeros(5, dtype=torch.int64)).__name__
     'cross_entropy'

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor, nn
 
-from fedsift.algorithms.method import Context, required
+from fedsift.algorithms.method import Context, LocalUpdate, checked_message
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.update import Update
 from fedsift.engine.contract import ClientResult, Job
@@ -42,13 +42,14 @@ def one_thread() -> Iterator[None]:
 def train_client(task: Task, job: Job, client: int, steps: LocalSteps) -> ClientResult:
     """Run one client's round: begin, take the local steps, send."""
     phase, memory = job.phase, job.memory[client]
-    start = phase.begin(Moments(*(x[None] for x in job.state)), memory)
+    start = phase.local_start(Moments(*(x[None] for x in job.state)), memory)
     end, loss = steps(task, job, client, start)
     if not all_finite(*end):
         raise diverged_client(client)
     context = Context(task.layout, job.round, task.seed, (client,))
     try:
-        parts, new_memory = required(phase.send(context, start, end, memory), memory, "send")
+        sent = phase.send(context, LocalUpdate(start, end), memory)
+        parts, new_memory = checked_message(sent, memory, "send")
     except NotFiniteError:
         raise Diverged(f"the update of client {client} contains NaN or infinity") from None
     return ClientResult(client, Update(parts, (float(task.weight(client)),)), new_memory, loss)

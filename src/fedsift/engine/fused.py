@@ -1,98 +1,77 @@
-"""A method's local step in place; Adam's as one kernel, on a GPU and on a CPU.
+"""A method's local step in place. Adam's step is a single kernel on GPUs and CPUs.
 
-Written out, Adam's step reads and writes each of its tensors several times; fused, once.
+Written as separate tensor operations, Adam reads and writes each of its tensors several times. The
+kernels read and write each tensor once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedsift.adam import adam_step, clipped, clipped_adam_step
+from fedsift.adam import AdamStep, clipped
 from fedsift.algorithms.method import Step
 from fedsift.engine.cpu import native
-from fedsift.selection.cpu import has_kernels
+from fedsift.selection.backend import can_use_triton
 from fedsift.vector import Moments
 
 InPlace = Callable[[Moments, Tensor, Tensor], None]
 
 
 def fused(step: Step, like: Tensor) -> InPlace:
-    """The same step, writing its result over its input.
+    """Return the same step as a function that overwrites its input with the result.
 
-    The last argument is the copy of the weights in the number format of the layers, bf16 say, which
-    follows them; where there is no such copy, give the weights themselves.
+    Its last argument is a copy of the weights in the layers' number format, such as bf16, which is
+    updated as well. If there is no such copy, pass the weights themselves.
 
     >>> x = Moments.start(torch.zeros(1, 2))
     >>> fused(lambda x, gradient: x._replace(w=x.w - gradient), x.w)(x, torch.ones(1, 2), x.w)
     >>> x.w.tolist()
     [[-1.0, -1.0]]
     """
-    if isinstance(step, partial) and step.func is clipped_adam_step:
-        return after_clipping(step.keywords, like)
-    if isinstance(step, partial) and step.func is adam_step and like.dtype == torch.float32:
-        if has_kernels(like):
-            return partial(adam_on_gpu, **step.keywords)
+    if isinstance(step, AdamStep) and step.is_clipped:
+        adam, bound = fused(replace(step, clip=math.inf), like), step.clip
+        return lambda x, gradient, low_precision: adam(x, clipped(gradient, bound), low_precision)
+    if isinstance(step, AdamStep) and like.dtype == torch.float32:
+        if can_use_triton(like):
+            return partial(adam_on_gpu, step)
         if like.is_cpu and native.load() is not None:
-            return partial(adam_on_cpu, **step.keywords)
-
-    def in_place(x: Moments, gradient: Tensor, short: Tensor) -> None:
-        for old, new in zip(x, step(x, gradient), strict=True):
-            if new is not old:
-                old.copy_(new)
-        if short is not x.w:
-            short.copy_(x.w)
-
-    return in_place
+            return partial(adam_on_cpu, step)
+    return partial(copy_result, step)
 
 
-def after_clipping(settings: dict[str, Any], like: Tensor) -> InPlace:
-    """Adam's step in place, on a gradient of bounded norm."""
-    clip = settings["clip"]
-    adam = fused(partial(adam_step, **{k: v for k, v in settings.items() if k != "clip"}), like)
-    return lambda x, gradient, short: adam(x, clipped(gradient, clip), short)
+def copy_result(step: Step, x: Moments, gradient: Tensor, low_precision: Tensor) -> None:
+    """Take any step and copy its result over its input."""
+    for old, new in zip(x, step(x, gradient), strict=True):
+        if new is not old:
+            old.copy_(new)
+    if low_precision is not x.w:
+        low_precision.copy_(x.w)
 
 
-def adam_on_gpu(
-    x: Moments,
-    gradient: Tensor,
-    short: Tensor,
-    *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-) -> None:
-    """Equations (4), (5) and (3), each tensor read and written once."""
-    from fedsift.engine.gpu.triton import adam_kernel  # Triton is there only beside a GPU
+def adam_on_gpu(step: AdamStep, x: Moments, gradient: Tensor, low_precision: Tensor) -> None:
+    """Take an unclipped Adam step with a Triton kernel."""
+    from fedsift.engine.gpu.triton import adam_kernel  # Triton is installed only with a GPU
 
     block, numbers = 1024, x.w.numel()
     whole = numbers // block * block
     for first, last in ((0, whole), (whole, numbers)):
         if first < last:
             adam_kernel[(-(-(last - first) // block),)](
-                x.w, x.m, x.v, gradient, short, first, last,
-                lr, beta1, 1 - beta1, beta2, 1 - beta2, eps,
-                SHORT=short is not x.w, EVEN=last == whole, BLOCK=block,
+                x.w, x.m, x.v, gradient, low_precision, first, last,
+                step.lr, step.beta1, 1 - step.beta1, step.beta2, 1 - step.beta2, step.eps,
+                LOW_PRECISION=low_precision is not x.w, EVEN=last == whole, BLOCK=block,
             )  # fmt: skip
 
 
-def adam_on_cpu(
-    x: Moments,
-    gradient: Tensor,
-    short: Tensor,
-    *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-) -> None:
-    """The same on a CPU."""
-    numbers = (float(number) for number in (lr, beta1, beta2, eps))
+def adam_on_cpu(step: AdamStep, x: Moments, gradient: Tensor, low_precision: Tensor) -> None:
+    """Take an unclipped Adam step with a C kernel."""
+    numbers = (float(number) for number in (step.lr, step.beta1, step.beta2, step.eps))
     native.kernel("adam")(*x, gradient, *numbers, x.w.numel())
-    if short is not x.w:
-        short.copy_(x.w)
+    if low_precision is not x.w:
+        low_precision.copy_(x.w)

@@ -12,8 +12,7 @@ from fedsift.algorithms.method import Memory
 from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, encoded_size
 from fedsift.codec.limits import Limits
-from fedsift.codec.update import Sum, Update
-from fedsift.codec.wire import counted
+from fedsift.codec.update import Update, WeightedSum
 from fedsift.engine.contract import ClientResult, Missing, Received, Results
 from fedsift.federation.memories import Memories
 from fedsift.federation.norm_bound import MAX_HELD_BYTES, NormBound, Norms, held_bytes
@@ -73,7 +72,7 @@ class Inbox:
         federation: Federation,
         spec: Spec,
         limits: Limits,
-        total: Sum,
+        total: WeightedSum,
         memories: Memories,
         bound: NormBound,
     ) -> None:
@@ -120,7 +119,7 @@ class Inbox:
 
     def take_all(self, replies: Results) -> None:
         """Take the uploads of clients that were trained as a stack."""
-        if self.federation.wire is not counted:
+        if self.federation.wire.builds_frames:
             for reply in replies:
                 self.take(reply)
         elif replies.clients:
@@ -169,11 +168,11 @@ class Inbox:
         federation = self.federation
         if isinstance(reply, Received):
             return federation.decode_upload(reply, self.limits), len(reply.frame)
-        if reply.size is not None and federation.wire is counted:
+        if reply.size is not None and not federation.wire.builds_frames:
             return reply.update, reply.size
         weight = float(federation.task.weight(reply.client))
         limits = replace(self.limits, client=reply.client, weight=weight)
-        return federation.wire(reply.update, spec, limits)
+        return federation.wire.send(reply.update, spec, limits)
 
     def _size(self, reply: ClientResult | Received, spec: Spec) -> int:
         if isinstance(reply, Received):

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsift.algorithms.method import Memory, zeros
+from fedsift.algorithms.method import Memory, zero_memory
 from fedsift.vector import raw_bytes
 
 DIGEST_BYTES = 16
@@ -189,7 +189,7 @@ class CohortMemory(Mapping[int, Memory]):
 
     def __getitem__(self, client: int, /) -> Memory:
         known = client in self.known
-        return self.known[client] if known else zeros(self.names, 1, self.like)
+        return self.known[client] if known else zero_memory(self.names, 1, self.like)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.cohort)

@@ -150,7 +150,7 @@ def held_bytes(update: Update) -> int:
     8
     """
     indices = [part.indices for part in update.parts]
-    codes = [coded.codes for part in update.parts for coded in part.values.values()]
+    codes = [coded.quantized for part in update.parts for coded in part.values.values()]
     tensors = [*indices, *(c.codes for c in codes), *(c.scales for c in codes)]
     return sum(x.nbytes for x in tensors if x is not None)
 

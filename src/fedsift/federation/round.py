@@ -12,12 +12,19 @@ from functools import cached_property
 
 from torch import Tensor
 
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, required, zeros
+from fedsift.algorithms.method import (
+    Algorithm,
+    Context,
+    Memory,
+    Phase,
+    checked_message,
+    zero_memory,
+)
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.frame import Spec, decode, state_hash
 from fedsift.codec.limits import Limits
-from fedsift.codec.update import Parts, Sum, Update, add_parts
-from fedsift.codec.wire import Wire, counted
+from fedsift.codec.update import Parts, Update, WeightedSum, accumulate
+from fedsift.codec.wire import COUNTED, Wire
 from fedsift.engine.contract import Engine, Job, Received, Results
 from fedsift.errors import Diverged, TooFewClients
 from fedsift.federation.cohort import cohort_size
@@ -43,7 +50,7 @@ class Federation:
     participation: float = 1.0
     dropout: float = 0.0
     min_clients: int = 0
-    wire: Wire = counted
+    wire: Wire = COUNTED
     on_upload: OnUpload = ignore_uploads
     max_samples: int = MAX_SAMPLES
     max_norm_ratio: float | None = MAX_NORM_RATIO
@@ -56,8 +63,8 @@ class Federation:
         """Return the snapshot before round 1, with the given weights."""
         state = Moments.start(w)
         limits = Limits(max_abs=float("inf"))
-        _, size = self.wire(full_update(state), self.frame_spec(0, bytes(8)), limits)
-        memory = zeros(self.algorithm.server_memory, 1, w)
+        _, size = self.wire.send(full_update(state), self.frame_spec(0, bytes(8)), limits)
+        memory = zero_memory(self.algorithm.server_memory, 1, w)
         return Snapshot(0, state, memory, InMemory(), Traffic(downlink_bytes=size))
 
     def model_weights(self, snapshot: Snapshot) -> Tensor:
@@ -102,11 +109,11 @@ class Federation:
             message = phase.broadcast(context, mean, snapshot.server_memory)
         except NotFiniteError:
             raise Diverged("the mean update is not finite") from None
-        parts, memory = required(message, snapshot.server_memory, "broadcast")
+        parts, memory = checked_message(message, snapshot.server_memory, "broadcast")
         base = self.base_hash(snapshot.state)
         limits = Limits(base=base, round=snapshot.round, max_abs=float("inf"))
         sent = Update(parts, (1.0,))
-        received, size = self.wire(sent, self.frame_spec(snapshot.round, base), limits)
+        received, size = self.wire.send(sent, self.frame_spec(snapshot.round, base), limits)
         state, clamped = apply_broadcast(phase, snapshot.state, received.parts)
         if not all_finite(*state):
             raise Diverged("the global state is not finite")
@@ -126,7 +133,7 @@ class Federation:
         base = self.base_hash(job.state)
         limits, spec = self.upload_limits(job, base), self.frame_spec(job.round, base)
         bound = self.norm_bound(before)
-        return Inbox(self, spec, limits, Sum(job.state), before.client_memory, bound)
+        return Inbox(self, spec, limits, WeightedSum(job.state), before.client_memory, bound)
 
     def norm_bound(self, before: Snapshot) -> NormBound:
         """Return the bound on the norms of a round's updates."""
@@ -144,7 +151,7 @@ class Federation:
 
     def base_hash(self, state: Moments) -> bytes:
         """Return the hash of the base state; zeros, to save time, where no frames are built."""
-        return bytes(8) if self.wire is counted else state_hash(state)
+        return state_hash(state) if self.wire.builds_frames else bytes(8)
 
     def frame_spec(self, round: int, base: bytes) -> Spec:
         """Return the header fields of a round's frames."""
@@ -206,8 +213,8 @@ def apply_broadcast(phase: Phase, state: Moments, parts: Parts) -> tuple[Moments
 
     The server and the clients both compute this, from the same bytes.
     """
-    received = Sum(state).total
-    add_parts(received, parts)
+    received = WeightedSum(state).total
+    accumulate(received, parts)
     after = phase.apply(state, received)
     clamped = int((after.v < 0).sum())
     return after._replace(v=after.v.clamp_min(0)), clamped

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from logging import ERROR, WARNING
 from pathlib import Path
@@ -23,8 +22,8 @@ from flwr.clientapp import ClientApp
 from flwr.supercore import log
 from torch import nn
 
-from fedsift.adam import adam_step, clipped_adam_step
-from fedsift.algorithms.method import Algorithm, Memory, Phase, from_global, zeros
+from fedsift.adam import AdamStep
+from fedsift.algorithms.method import Algorithm, Memory, Phase, from_global, zero_memory
 from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits
@@ -147,9 +146,10 @@ class Work:
         """How the model is trained: by the algorithm, or by the user's own loop."""
         if self.train is None:
             return local_steps
-        if not all(takes_adam_steps(algorithm.phase(n)) for n in (1, round, sys.maxsize)):
+        if not takes_adam_steps(algorithm.phase(round)):
             raise ValueError(
-                f"{algorithm.name} does not take the paper's Adam steps: leave out train="
+                f"{algorithm.name} does not take the paper's Adam steps in round {round}: "
+                "leave out train="
             )
         return partial(own_steps, self.train, config)
 
@@ -184,9 +184,7 @@ def trained(
 
 def takes_adam_steps(phase: Phase) -> bool:
     """Whether local training is what :class:`fedsift.Adam` does, from the global moments."""
-    step = phase.step
-    is_adam = isinstance(step, partial) and step.func in (adam_step, clipped_adam_step)
-    return is_adam and phase.begin is from_global
+    return isinstance(phase.step, AdamStep) and phase.local_start is from_global
 
 
 def own_steps(
@@ -195,11 +193,11 @@ def own_steps(
     """Local training by the user's loop, which moves W, M and V by a fedsift.Adam."""
     from fedsift.optim import Adam
 
-    assert isinstance(job.phase.step, partial)
+    assert isinstance(job.phase.step, AdamStep)
     task.layout.write(x.w[0], task.model)
     task.model.train()
     trained = (p for p in task.model.parameters() if p.requires_grad)
-    optimizer = Adam(trained, **job.phase.step.keywords)
+    optimizer = Adam(trained, **asdict(job.phase.step))
     optimizer.load_moments(x.m[0], x.v[0])
     loss = train(task.model, optimizer, task.clients[client], config)
     end = Moments(task.layout.read(task.model), *optimizer.moments())
@@ -247,7 +245,7 @@ def memory_after(receipt: bytes, algorithm: Algorithm, kept: Kept) -> Memory:
         return kept.memories[receipt]
     if receipt != NO_RECEIPT:
         log(WARNING, "the memory after the last upload is gone: it begins at zero again")
-    return zeros(algorithm.client_memory, 1, kept.state.w)
+    return zero_memory(algorithm.client_memory, 1, kept.state.w)
 
 
 @contextmanager

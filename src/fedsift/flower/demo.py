@@ -94,7 +94,7 @@ def client() -> ClientApp:
 
     @app.train()
     def train(message: Any, context: Context) -> Any:
-        from fedsift.data import deal, load
+        from fedsift.data import load, partition_indices
         from fedsift.models import build
 
         config = config_of(context)
@@ -102,7 +102,9 @@ def client() -> ClientApp:
 
         def share(partition: int, partitions: int) -> Data:
             x, y = dataset.train
-            rows = deal(config.partition, dataset.labels, partitions, config.seed, config.theta)
+            rows = partition_indices(
+                config.partition, dataset.labels, partitions, config.seed, config.theta
+            )
             mine = torch.from_numpy(rows[partition])
             return x[mine], y[mine]
 

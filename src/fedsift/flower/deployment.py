@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from flwr.app import ConfigRecord, Message, MessageType
 from torch import Tensor
 
-from fedsift.algorithms.method import Context, Memory, Phase, zeros
+from fedsift.algorithms.method import Context, LocalUpdate, Memory, Phase, zero_memory
 from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits, Shape, shape_of
 from fedsift.codec.update import Update
@@ -37,14 +38,16 @@ METADATA_BYTES = 1 << 20
 
 @dataclass
 class Outbox:
-    """The server's wire: really encodes a broadcast, keeps it for the next orders, counts bytes."""
+    """The server's :class:`Wire`: encode a broadcast, keep its frame for orders, count bytes."""
 
     frame: bytes = b""
     base: bytes = b""
     sent: int = 0
 
-    def __call__(self, update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
-        """What a client will make of the broadcast."""
+    builds_frames: ClassVar[bool] = True
+
+    def send(self, update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
+        """Return the broadcast as clients decode it, and its bytes."""
         self.frame, self.base = encode(update, spec), spec.base
         return decode(self.frame, spec.layout, limits), len(self.frame)
 
@@ -66,9 +69,9 @@ class Deployment(Federation):
     def expected_shape(self, job: Job) -> Shape:
         """What every honest upload of this round looks like, found by sending nothing at all."""
         nothing = Moments.start(torch.zeros_like(job.state.w)[None])
-        memory = zeros(self.algorithm.client_memory, 1, job.state.w)
+        memory = zero_memory(self.algorithm.client_memory, 1, job.state.w)
         context = Context(self.task.layout, job.round, self.task.seed, (0,))
-        parts, _ = job.phase.send(context, nothing, nothing, memory)
+        parts, _ = job.phase.send(context, LocalUpdate(nothing, nothing), memory)
         return shape_of(Update(parts, (1.0,)))
 
     def max_reply_bytes(self, job: Job) -> int:

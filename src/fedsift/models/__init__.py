@@ -1,5 +1,5 @@
 """Models by name."""
 
-from fedsift.models.networks import MODELS, build, default_model
+from fedsift.models.registry import MODELS, build, default_model
 
 __all__ = ["MODELS", "build", "default_model"]

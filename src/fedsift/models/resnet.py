@@ -1,6 +1,6 @@
 """ResNet-18 for small images, with group norm.
 
-Batch norm's running statistics do not average over clients; group norm has none.
+The running statistics of batch norm cannot be averaged over clients; group norm has none.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 GROUPS = 32
 STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
-"""Each stage's channels, and the stride of the first of its two units."""
+"""The channels of each stage, and the stride of the first of its two blocks."""
 
 
-class Unit(nn.Module):
-    """A residual unit: relu(body(x) + shortcut(x))."""
+class ResidualBlock(nn.Module):
+    """A residual block: relu(body(x) + shortcut(x))."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -32,22 +32,22 @@ class Unit(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The body's correction, added to the input."""
+        """Return relu(body(x) + shortcut(x))."""
         out: Tensor = self.relu(self.body(x) + self.shortcut(x))
         return out
 
 
 def resnet18() -> nn.Module:
-    """ResNet-18 for 32 × 32 color images: a 3 × 3 stem and 8 residual units, d = 11,173,962.
+    """Return ResNet-18 for 32 × 32 color images: a 3 × 3 stem, 8 residual blocks, d = 11,173,962.
 
     >>> sum(p.numel() for p in resnet18().parameters())
     11173962
     """
     stem = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.GroupNorm(GROUPS, 64), nn.ReLU()]
-    units: list[nn.Module] = []
+    blocks: list[nn.Module] = []
     channels = 64
     for width, stride in STAGES:
-        units += [Unit(channels, width, stride), Unit(width, width, 1)]
+        blocks += [ResidualBlock(channels, width, stride), ResidualBlock(width, width, 1)]
         channels = width
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)]
-    return nn.Sequential(*stem, *units, *head)
+    return nn.Sequential(*stem, *blocks, *head)

@@ -1,6 +1,6 @@
-"""Small Transformers: the ViT-Tiny for images (Dosovitskiy et al., 2021), and one for characters.
+"""Small Transformers: ViT-Tiny for images (Dosovitskiy et al., 2021), and one for characters.
 
-Attention is written out: its fused kernels give other bits from run to run on a GPU.
+Attention does not use the fused GPU kernels, as their results differ from run to run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ CHAR_WIDTH, CHAR_HEADS, CHAR_BLOCKS = 128, 4, 3
 
 
 class Attention(nn.Module):
-    """Self-attention of several heads: softmax(q kᵀ / √width) v.
+    """Multi-head self-attention: softmax(q kᵀ / √width) v.
 
-    With a ``context`` it is causal: of so many tokens, each sees itself and those before it.
+    With a ``context``, the number of tokens, it is causal: a token attends to itself and to earlier
+    ones.
     """
 
     mask: Tensor | None
@@ -28,11 +29,11 @@ class Attention(nn.Module):
         self.heads = heads
         self.inputs = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
-        later = None if context is None else torch.full((context, context), -torch.inf).triu(1)
-        self.register_buffer("mask", later, persistent=False)
+        mask = None if context is None else torch.full((context, context), -torch.inf).triu(1)
+        self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens ``(samples, tokens, width)`` to tokens that have looked at each other."""
+        """Map tokens ``(samples, tokens, width)`` to tokens of the same shape."""
         q, k, v = self.inputs(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         scores = q @ k.transpose(-2, -1) * q.size(-1) ** -0.5
         shares = torch.softmax(scores if self.mask is None else scores + self.mask, dim=-1)
@@ -40,8 +41,8 @@ class Attention(nn.Module):
         return mixed
 
 
-class Block(nn.Module):
-    """A pre-norm block: attention between tokens, then a network on each token."""
+class TransformerBlock(nn.Module):
+    """A pre-norm block: attention between tokens, then an MLP on each token."""
 
     def __init__(self, width: int, heads: int, context: int | None = None) -> None:
         super().__init__()
@@ -51,14 +52,14 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each half's correction, added to its input."""
-        seen: Tensor = x + self.attention(x)
-        thought: Tensor = seen + self.network(seen)
-        return thought
+        """Apply attention and the MLP, each with a residual connection."""
+        x = x + self.attention(x)
+        out: Tensor = x + self.network(x)
+        return out
 
 
-class Tokens(nn.Module):
-    """An image's patches as tokens, each with its place added."""
+class PatchEmbedding(nn.Module):
+    """Embedding of the patches of an image, with learned positions."""
 
     def __init__(self, patches: int, width: int) -> None:
         super().__init__()
@@ -67,55 +68,55 @@ class Tokens(nn.Module):
         nn.init.trunc_normal_(self.place, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images to tokens ``(samples, patches, width)``."""
+        """Map images to tokens ``(samples, patches, width)``."""
         pixels = nn.functional.unfold(x, PATCH, stride=PATCH).transpose(1, 2)
         tokens: Tensor = self.patch(pixels) + self.place
         return tokens
 
 
-class Mean(nn.Module):
-    """The mean over an image's tokens."""
+class TokenMean(nn.Module):
+    """The mean over the tokens of a sample."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """One vector a sample."""
+        """Map tokens to one vector per sample."""
         return x.mean(1)
 
 
 def vit_tiny() -> nn.Module:
-    """ViT-Tiny for 32 × 32 color images: 64 patches of 4 × 4, 12 blocks, d = 5,362,378.
+    """Return ViT-Tiny for 32 × 32 color images: 64 patches of 4 × 4, 12 blocks, d = 5,362,378.
 
     >>> sum(p.numel() for p in vit_tiny().parameters())
     5362378
     """
-    blocks = [Block(WIDTH, HEADS) for _ in range(BLOCKS)]
-    head = [nn.LayerNorm(WIDTH), Mean(), nn.Linear(WIDTH, 10)]
-    return nn.Sequential(Tokens((32 // PATCH) ** 2, WIDTH), *blocks, *head)
+    blocks = [TransformerBlock(WIDTH, HEADS) for _ in range(BLOCKS)]
+    head = [nn.LayerNorm(WIDTH), TokenMean(), nn.Linear(WIDTH, 10)]
+    return nn.Sequential(PatchEmbedding((32 // PATCH) ** 2, WIDTH), *blocks, *head)
 
 
-class Characters(nn.Module):
-    """A text's characters as tokens, each with its place added."""
+class CharacterEmbedding(nn.Module):
+    """Embedding of the characters of a text, with learned positions."""
 
     def __init__(self, characters: int, context: int, width: int) -> None:
         super().__init__()
         self.character = nn.Embedding(characters, width)
         self.place = nn.Parameter(torch.empty(context, width))
-        # As large as what the blocks add: smaller, what a token is would be drowned at first.
+        # As large as the output of the blocks, which would hide smaller embeddings at first.
         nn.init.normal_(self.character.weight, std=0.3)
         nn.init.normal_(self.place, std=0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Codes ``(samples, context)`` to tokens ``(samples, context, width)``."""
+        """Map codes ``(samples, context)`` to tokens ``(samples, context, width)``."""
         tokens: Tensor = self.character(x) + self.place
         return tokens
 
 
 def char_transformer() -> nn.Module:
-    """A causal Transformer that foretells each next character: 3 blocks, d = 636,128.
+    """Return a causal Transformer that predicts the next character: 3 blocks, d = 636,128.
 
     >>> sum(p.numel() for p in char_transformer().parameters())
     636128
     """
-    width, letters = CHAR_WIDTH, len(ALPHABET)
-    blocks = [Block(width, CHAR_HEADS, CONTEXT) for _ in range(CHAR_BLOCKS)]
-    head = [nn.LayerNorm(width), nn.Linear(width, letters)]
-    return nn.Sequential(Characters(letters, CONTEXT, width), *blocks, *head)
+    width, characters = CHAR_WIDTH, len(ALPHABET)
+    blocks = [TransformerBlock(width, CHAR_HEADS, CONTEXT) for _ in range(CHAR_BLOCKS)]
+    head = [nn.LayerNorm(width), nn.Linear(width, characters)]
+    return nn.Sequential(CharacterEmbedding(characters, CONTEXT, width), *blocks, *head)

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from fedsift.algorithms import METHODS
 from fedsift.errors import ConfigError
 from fedsift.runs.compare import mibit, reached
 from fedsift.runs.config import (
@@ -21,23 +22,10 @@ from fedsift.simulation import Record
 
 NOT_A_METHOD = ("seed", "tensorboard")
 """Settings that runs of one group may differ in: all but the seed leave the results as they are."""
-COLORS = {
-    "fedadam-ssm": (0, "solid"),
-    "fedadam": (1, "solid"),
-    "fedadam-top": (2, "solid"),
-    "fairness-top": (3, "solid"),
-    "onebit-adam": (4, "solid"),
-    "efficient-adam": (4, "dash"),
-    "fedadam-ssm-m": (5, "solid"),
-    "fedadam-ssm-v": (5, "dash"),
-    "sift": (6, "solid"),
-    "sparseloco": (6, "dash"),
-    "fedadamw": (1, "dash"),
-    "fedsgd": (7, "solid"),
-    "sparse-fedsgd": (7, "dash"),
-}
-"""A method's color, as a place in the palette, and dash: the same in every report."""
-PALETTE = 8
+PALETTE = (
+    "#0072b2", "#d55e00", "#00875f", "#c0629a", "#b07c00", "#45a3dc", "#16202a", "#7d8894",
+)  # fmt: skip
+"""The colors of a light page, ``--c0`` to ``--c7`` in page.css."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
 
@@ -213,7 +201,7 @@ def name_groups(groups: Sequence[Group]) -> None:
         by_method.setdefault(group.first.algorithm, []).append(group)
     for place, (method, variants) in enumerate(by_method.items()):
         differing = [k for k in all_settings(variants) if len(values_of(variants, k)) > 1]
-        color, dash = COLORS.get(method, (place % PALETTE, "longdash"))
+        color, dash = style_of(method, place)
         for number, group in enumerate(variants):
             said = [
                 f"{key.replace('_', '-')} {value}"
@@ -222,10 +210,35 @@ def name_groups(groups: Sequence[Group]) -> None:
             ]
             group.name = " · ".join([method, *said])
             if len(by_method) == 1:  # variants of one method: told apart by color
-                group.color = (color + number) % PALETTE
+                group.color = (color + number) % len(PALETTE)
             else:
                 group.color = color
                 group.dash = dash if len(variants) == 1 else DASHES[number % len(DASHES)]
+
+
+def style_of(method: str, place: int) -> tuple[int, str]:
+    """Return a method's place in the palette and its dash: the same in every report.
+
+    A method without a color of its own gets one by its place among the methods of the report.
+
+    >>> style_of("fedadam-ssm", 5), style_of("efficient-adam", 5), style_of("unknown", 5)
+    ((0, 'solid'), (4, 'dash'), (5, 'longdash'))
+    """
+    known = METHODS.get(method)
+    if known is None or known.color is None:
+        return place % len(PALETTE), "longdash"
+    return nearest_in_palette(known.color), "dash" if known.dashed else "solid"
+
+
+def nearest_in_palette(color: str) -> int:
+    """Return the place of the palette's color that is nearest to a given one.
+
+    >>> nearest_in_palette("#d55e00"), nearest_in_palette("#ff0000")
+    (1, 1)
+    """
+    wanted, *palette = (bytes.fromhex(c.removeprefix("#")) for c in (color, *PALETTE))
+    distances = [math.dist(wanted, each) for each in palette]
+    return distances.index(min(distances))
 
 
 def all_settings(groups: Sequence[Group]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,23 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from fedsift.algorithms import METHODS
 from fedsift.reproduce.pins import Pin, Planned
 from fedsift.reproduce.results import Curve
 
-NAMES = {
-    "fedadam-ssm": "FedAdam-SSM",
-    "fedadam-top": "FedAdam-Top",
-    "fairness-top": "Fairness-Top",
-    "fedadam-ssm-m": "FedAdam-SSM$_M$",
-    "fedadam-ssm-v": "FedAdam-SSM$_V$",
-    "fedadam": "FedAdam",
-    "onebit-adam": "1-bit Adam",
-    "efficient-adam": "Efficient-Adam",
-    "fedsgd": "FedSGD",
-    "sparse-fedsgd": "Sparse FedSGD",
-    "sift": "sift",
-    "sparseloco": "SparseLoCo",
-    "fedadamw": "FedAdamW",
+SETTINGS = {
     "iid": "IID",
     "noniid": "θ = 0.1",
     "theta-0.5": "θ = 0.5",
@@ -84,8 +73,9 @@ def draw_curves(pin: Pin, curves: Sequence[Curve], path: Path) -> None:
     names = {"iid": "IID", "dirichlet": f"Dirichlet {run.config.theta:g}"}
     data = names.get(run.config.partition, "by document")
     with picture(path, f"{pin.title}: {TASKS[run.task]}, {data}") as (axes,):
-        for curve in curves:
-            _plot(axes, curve, pin.x, _legend(pin, curve.line[0].run))
+        styles = styles_of([curve.line[0].run.config.algorithm for curve in curves])
+        for curve, style in zip(curves, styles, strict=True):
+            _plot(axes, curve, pin.x, _legend(pin, curve.line[0].run), style)
         _label(axes, pin.x, curves)
         axes.axhline(100 * run.target, color="0.4", ls=":", lw=1)
         axes.set_ylabel("test accuracy, %")
@@ -98,10 +88,10 @@ def draw_settings(pin: Pin, curves: Sequence[Curve], path: Path) -> None:
     with picture(path, title, len(methods)) as panels:
         for axes, method in zip(panels, methods, strict=True):
             own = [curve for curve in curves if curve.line[0].run.label == method]
-            for curve in own:
-                _plot(axes, curve, pin.x, NAMES[curve.line[0].run.setting])
+            for curve, style in zip(own, styles_of([method] * len(own)), strict=True):
+                _plot(axes, curve, pin.x, SETTINGS[curve.line[0].run.setting], style)
             _label(axes, pin.x, own)
-            axes.set_title(NAMES[method], fontsize=10)
+            axes.set_title(label_of(method), fontsize=10)
             axes.set_xlim(0, min(curve.rounds[-1] for curve in own))
         panels[0].set_ylabel("test accuracy, %")
         panels[-1].legend(loc="lower right")
@@ -130,13 +120,42 @@ def _span(measured: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return float(used.min()) - 0.5, float(used.max()) + 0.5
 
 
-COLORS = [mpl.colormaps["tab10"](i) for i in (3, 0, 2, 1, 4, 7, 5, 6, 8, 9)]
+SWEEP = [mpl.colormaps["tab10"](i) for i in (3, 0, 2, 1, 4, 7, 5, 6, 8, 9)]
+"""Colors of the curves of one method with different settings."""
 
 
-def _plot(axes: Axes, curve: Curve, x: str, name: str) -> None:
+def styles_of(methods: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the color and line style of each curve, given its method.
+
+    A method has its own color, and its further curves are dotted. If there is only one method,
+    its curves differ in color.
+
+    >>> [style["ls"] for style in styles_of(["fedsgd", "sparse-fedsgd", "fedsgd"])]
+    ['-', '--', ':']
+    """
+    if len(set(methods)) == 1:
+        return [{"color": SWEEP[n % len(SWEEP)], "ls": "-"} for n in range(len(methods))]
+    styles = []
+    for n, name in enumerate(methods):
+        method, is_first = METHODS[name], name not in methods[:n]
+        undotted, dotted = ("--", "-.") if method.dashed else ("-", ":")
+        color = method.color or SWEEP[n % len(SWEEP)]
+        styles.append({"color": color, "ls": undotted if is_first else dotted})
+    return styles
+
+
+def label_of(method: str) -> str:
+    """Return a method's label, with a subscript where it has one.
+
+    >>> label_of("fedadam-ssm-m")
+    'FedAdam-SSM$_M$'
+    """
+    return re.sub(r"_(.)", r"$_\1$", METHODS[method].label)
+
+
+def _plot(axes: Axes, curve: Curve, x: str, name: str, style: Mapping[str, Any]) -> None:
     n = len(axes.lines)
     where = {"mibit": curve.mibit, "megabytes": curve.megabytes, "round": curve.rounds}[x]
-    style: dict[str, Any] = {"color": COLORS[n % 10], "ls": ("-", "--")[n >= 10]}
     axes.plot(where, [100 * a for a in curve.accuracy], label=name, zorder=3 - n / 100, **style)
     low, high = ([100 * a for a in edge] for edge in (curve.lowest, curve.highest))
     axes.fill_between(where, low, high, color=style["color"], alpha=0.12, lw=0)
@@ -161,4 +180,4 @@ def _legend(pin: Pin, run: Planned) -> str:
         return ", ".join(f"{SYMBOLS[key]} = {values[key]:g}" for key in swept)
     unusual = [key for key in SYMBOLS if f"{key}=" in run.label]
     own = [f"{SYMBOLS[key]} = {values[key]:g}" for key in unusual]
-    return ", ".join([NAMES[run.config.algorithm], *own])
+    return ", ".join([label_of(run.config.algorithm), *own])

@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from fedsift.data import Dataset, load
-from fedsift.data.files import find
-from fedsift.data.sources import SOURCES
+from fedsift.data.folder import find
+from fedsift.data.official_sources import SOURCES
 from fedsift.errors import ConfigError, Diverged
 from fedsift.reproduce.pins import Pin, Planned, Wanted, plan
 from fedsift.reproduce.updates import UPDATES, measure

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fedsift
-from fedsift.data import Dataset, deal, digest_of, load, split
+from fedsift.data import Dataset, digest_of, load, partition_indices, split
 from fedsift.engine.client import one_thread
 from fedsift.engine.cpu import native
 from fedsift.engine.processes.torchrun import Follower, Torchrun, rank, ranks
@@ -42,7 +42,9 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
     if config.tensorboard:
         require_tensorboard()
     dataset = dataset or load(config.dataset)
-    rows = deal(config.partition, dataset.labels, config.clients, config.seed, config.theta)
+    rows = partition_indices(
+        config.partition, dataset.labels, config.clients, config.seed, config.theta
+    )
     with one_thread():  # thousands of tiny copies, which threads would only wait for each other in
         clients = split(dataset.train, rows)
     model = build(config.model, dataset.shape, config.seed, dataset.dtype)

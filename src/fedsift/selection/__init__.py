@@ -1,4 +1,9 @@
-"""Which coordinates are sent: sparse masks, and fast ways to find them on a CPU and on a GPU."""
+"""Selection: which coordinates are sent.
+
+``masks.py`` holds every rule, among them top-k, random-k and threshold masks; a new rule goes
+there. ``cpu.py`` and ``gpu.py`` are fast exact top-k selections, ``triton.py`` holds the kernels of
+``gpu.py``, and ``backend.py`` decides whether they can run.
+"""
 
 from fedsift.selection.masks import (
     num_kept,

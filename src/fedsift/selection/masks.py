@@ -1,7 +1,7 @@
-"""Which coordinates are sent: the sparse masks of the paper and of its related work.
+"""The sparse masks of the paper and of related work.
 
-A mask is a boolean tensor ``(clients, d)``; a client keeps the coordinates where it is true.
-Every top-k mask has exactly k ones a client, and ties go to the lower index.
+A mask is a boolean tensor ``(clients, d)``; a client sends the coordinates where it is True.
+Every top-k mask has exactly k ones per client. Ties go to the lower index.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsift.selection.cpu import LITTLE, has_kernels, top_k_mask
+from fedsift.selection.backend import can_use_triton
+from fedsift.selection.cpu import top_k_mask
 from fedsift.vector import Layout, Moments
+
+_MAX_SORTED = 1 << 22
+"""Up to this many numbers, a GPU sorts them faster than it synchronizes with the host."""
 
 
 def num_kept(density: float, d: int) -> int:
-    """How many of d coordinates a density α keeps: k = max(1, round(α d)).
+    """Return the number of coordinates kept at density α: k = max(1, round(α d)).
 
     >>> num_kept(0.05, 21_840), num_kept(1e-9, 10)
     (1092, 1)
@@ -26,7 +30,9 @@ def num_kept(density: float, d: int) -> int:
 
 
 def top_k(x: Tensor, k: int) -> Tensor:
-    """The mask 1_Topk(x): the k coordinates of largest magnitude, per client; NaN is refused.
+    """Select the k coordinates of largest magnitude per client: the mask 1_Topk(x).
+
+    Ties go to the lower index. NaN raises ``ValueError``, except on a GPU.
 
     >>> top_k(torch.tensor([[3.0, -5.0, 5.0, 0.0]]), 2).tolist()
     [[False, True, True, False]]
@@ -38,16 +44,16 @@ def top_k(x: Tensor, k: int) -> Tensor:
         rows = [top_k_mask(row, k) for row in x.abs().view(-1, d)]
         return (rows[0] if len(rows) == 1 else torch.stack(rows)).view(x.shape)
     _refuse_nan(x)
-    if has_kernels(x) and x.dtype == torch.float32:
-        from fedsift.selection import gpu as gpu_select
+    if can_use_triton(x) and x.dtype == torch.float32:
+        from fedsift.selection import gpu
 
-        return gpu_select.top_k(x, k)
-    by = _top_k_by_order if x.numel() <= LITTLE else _top_k_by_threshold
-    return by(x.abs(), k)
+        return gpu.top_k(x, k)
+    select = _top_k_by_order if x.numel() <= _MAX_SORTED else _top_k_by_threshold
+    return select(x.abs(), k)
 
 
 def _top_k_by_order(magnitude: Tensor, k: int) -> Tensor:
-    """The k largest of each row, without synchronizing a GPU with the host.
+    """Select the k largest of each row without synchronizing a GPU with the host.
 
     >>> _top_k_by_order(torch.tensor([[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 2).tolist()
     [[False, True, True, False], [True, True, False, False]]
@@ -57,7 +63,7 @@ def _top_k_by_order(magnitude: Tensor, k: int) -> Tensor:
 
 
 def _top_k_by_threshold(magnitude: Tensor, k: int) -> Tensor:
-    """The k largest of each row ``(..., d)`` by their threshold: for accelerators and much data.
+    """Select the k largest of each row ``(..., d)`` by their threshold, faster for large inputs.
 
     >>> _top_k_by_threshold(torch.tensor([[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 2).tolist()
     [[False, True, True, False], [True, True, False, False]]
@@ -65,16 +71,16 @@ def _top_k_by_threshold(magnitude: Tensor, k: int) -> Tensor:
     rows = magnitude.reshape(-1, magnitude.shape[-1])
     threshold = rows.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
     mask = rows > threshold
-    room = k - mask.sum(-1)
-    row, column = (rows == threshold).nonzero(as_tuple=True)  # row by row, ascending
+    num_missing = k - mask.sum(-1)
+    row, column = (rows == threshold).nonzero(as_tuple=True)  # by row, ascending
     first = torch.searchsorted(row, torch.arange(len(rows), device=row.device))
-    chosen = torch.arange(len(row), device=row.device) - first[row] < room[row]
-    mask[row, column] |= chosen
+    is_kept = torch.arange(len(row), device=row.device) - first[row] < num_missing[row]
+    mask[row, column] |= is_kept
     return mask.view(magnitude.shape)
 
 
 def top_k_union(delta: Moments, k: int) -> Tensor:
-    """Fairness-Top's mask: the k largest of max(|ΔW|, |ΔM|, |ΔV|).
+    """Select the k largest of max(|ΔW|, |ΔM|, |ΔV|): Fairness-Top's mask.
 
     >>> x = Moments(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), torch.zeros(1, 2))
     >>> top_k_union(x, 1).tolist()
@@ -84,7 +90,7 @@ def top_k_union(delta: Moments, k: int) -> Tensor:
 
 
 def top_k_separate(delta: Moments, k: int) -> Moments:
-    """FedAdam-Top's three masks: each tensor's own k largest.
+    """Select the k largest of each tensor: FedAdam-Top's three masks.
 
     >>> x = Moments(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), torch.zeros(1, 2))
     >>> [mask.tolist() for mask in top_k_separate(x, 1)]
@@ -94,7 +100,7 @@ def top_k_separate(delta: Moments, k: int) -> Moments:
 
 
 def top_k_per_layer(x: Tensor, density: float, layout: Layout) -> Tensor:
-    """The same density in every layer, instead of over the whole vector.
+    """Select the largest of each layer, with the same density in every layer.
 
     >>> layout = Layout.of(torch.nn.Linear(2, 2))
     >>> top_k_per_layer(torch.tensor([[9.0, 8.0, 7.0, 6.0, 0.2, 0.1]]), 0.5, layout).tolist()
@@ -105,7 +111,7 @@ def top_k_per_layer(x: Tensor, density: float, layout: Layout) -> Tensor:
 
 
 def top_k_per_chunk(x: Tensor, density: float, chunk: int) -> Tensor:
-    """The same density in every stretch of ``chunk`` coordinates; the last may be shorter.
+    """Select the largest of every ``chunk`` coordinates; the last chunk may be shorter.
 
     >>> top_k_per_chunk(torch.tensor([[9.0, 8.0, 7.0, 0.1, 0.2]]), 0.5, 4).tolist()
     [[True, True, False, False, True]]
@@ -118,7 +124,7 @@ def top_k_per_chunk(x: Tensor, density: float, chunk: int) -> Tensor:
 
 
 def num_kept_per_chunk(density: float, d: int, chunk: int) -> int:
-    """How many of d coordinates :func:`top_k_per_chunk` keeps.
+    """Return the number of coordinates that :func:`top_k_per_chunk` keeps.
 
     >>> num_kept_per_chunk(0.5, 6, 4)
     3
@@ -128,7 +134,7 @@ def num_kept_per_chunk(density: float, d: int, chunk: int) -> int:
 
 
 def rand_k(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """A uniform draw of k coordinates a client, whatever their values (Rand-k).
+    """Select k coordinates per client uniformly at random (Rand-k).
 
     >>> rand_k(torch.zeros(2, 10), 3, torch.Generator().manual_seed(0)).sum(-1).tolist()
     [3, 3]
@@ -139,33 +145,35 @@ def rand_k(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
 
 
 def threshold(x: Tensor, v: float) -> Tensor:
-    """Every coordinate whose magnitude exceeds v (Threshold-v); the count may differ by client.
+    """Select every coordinate whose magnitude exceeds v (Threshold-v).
+
+    The number of coordinates can differ between clients.
 
     >>> threshold(torch.tensor([[0.5, -2.0, 1.0]]), 0.9).tolist()
     [[False, True, True]]
     """
     if not v >= 0:
-        raise ValueError(f"the threshold must be a number of at least 0, got {v}")
+        raise ValueError(f"the threshold must be at least 0, got {v}")
     _refuse_nan(x)
     return x.abs() > v
 
 
 def positions(mask: Tensor, k: int | None = None) -> Tensor:
-    """Indices ``(clients, k)`` of a mask's ones, ascending.
+    """Return the ascending indices ``(clients, k)`` of a mask's ones.
 
-    ``k``: how many each client has, if that is known; without it a GPU must synchronize with the
-    host to count them.
+    ``k`` is the number of ones in each row; without it, a GPU synchronizes with the host to count
+    them.
 
     >>> positions(torch.tensor([[False, True, True]])).tolist()
     [[1, 2]]
     """
     clients, d = mask.shape
-    if has_kernels(mask) and k is not None:
-        from fedsift.selection import gpu as gpu_select
+    if can_use_triton(mask) and k is not None:
+        from fedsift.selection import gpu
 
-        return gpu_select.positions(mask, k)
+        return gpu.positions(mask, k)
     flat = mask.reshape(-1)
-    if mask.device.type == "cpu":  # numpy finds them ten times faster
+    if mask.device.type == "cpu":  # NumPy is ten times faster
         ones = torch.from_numpy(np.flatnonzero(flat.numpy()))
     else:
         ones = flat.nonzero()[:, 0]
@@ -173,11 +181,11 @@ def positions(mask: Tensor, k: int | None = None) -> Tensor:
     if clients > 1 and k is None:
         counts = mask.sum(-1)
         if bool((counts != counts[0]).any()):
-            raise ValueError("clients keep different numbers of coordinates: stack one at a time")
+            raise ValueError("clients keep different numbers of coordinates: pass one by one")
     return columns.view(clients, -1 if k is None else k)
 
 
 def _refuse_nan(x: Tensor) -> None:
-    # On a GPU this would synchronize it with the host; there the engine checks, once a round.
+    # On a GPU this check would synchronize with the host; the engine checks once per round.
     if x.device.type == "cpu" and bool(x.isnan().any()):
-        raise ValueError("cannot choose coordinates of a tensor that holds NaN")
+        raise ValueError("cannot select coordinates of a tensor that contains NaN")

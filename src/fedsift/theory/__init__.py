@@ -1,4 +1,4 @@
-"""The paper's theory as functions: its bounds, and how they compare with reality."""
+"""The paper's theory as functions: its bounds, and how they compare with measurements."""
 
 from fedsift.theory.constants import Constants, Estimate, estimate_constants, top_curvature
 from fedsift.theory.convergence import (
@@ -15,13 +15,19 @@ from fedsift.theory.deviation import (
     Recurrence,
     deviation_coefficients,
     deviation_recurrence,
-    travel_log_bound,
+    trivial_log_bound,
 )
 from fedsift.theory.masks import BestMask, Sparsification, best_mask, mask_costs
+from fedsift.theory.measured_deviation import (
+    GradientNoise,
+    RoundComparison,
+    client_updates,
+    compare_with_centralized,
+    gradient_noise,
+)
 from fedsift.theory.objective import Objective
 from fedsift.theory.order import Order, beta2_limit, coefficient_order
-from fedsift.theory.reality import Watched, updates, visited_noise, watch
-from fedsift.theory.sharper import sharper_coefficients
+from fedsift.theory.sharper_bound import sharper_coefficients
 
 __all__ = [
     "BestMask",
@@ -29,18 +35,22 @@ __all__ = [
     "Constants",
     "DeviationCoefficients",
     "Estimate",
+    "GradientNoise",
     "Objective",
     "Order",
     "Recurrence",
+    "RoundComparison",
     "Setting",
     "Sparsification",
-    "Watched",
     "best_mask",
     "beta2_limit",
+    "client_updates",
     "coefficient_order",
+    "compare_with_centralized",
     "deviation_coefficients",
     "deviation_recurrence",
     "estimate_constants",
+    "gradient_noise",
     "local_steps_threshold",
     "mask_costs",
     "nonconvex_bound",
@@ -49,8 +59,5 @@ __all__ = [
     "pl_rate",
     "sharper_coefficients",
     "top_curvature",
-    "travel_log_bound",
-    "updates",
-    "visited_noise",
-    "watch",
+    "trivial_log_bound",
 ]

@@ -1,9 +1,9 @@
-"""The theorems' constants ρ, G, σ_l, σ_g and μ, estimated on a model and a partition.
+"""Estimates of the theorems' constants ρ, G, σ_l, σ_g and μ for a model and a partition.
 
-A theorem asks for a supremum over all weights; what can be had is the largest value at the points
-and samples that were looked at. So each :class:`Estimate` has a range: for a maximum, ``high`` is
-the 95 % confidence limit of Robson and Whitlock (Biometrika 51, 1964) for the end of a
-distribution, x₍ₙ₎ + 19 (x₍ₙ₎ − x₍ₙ₋₁₎).
+The theorems need suprema over all weights. Only the largest value at the measured points and
+samples is available, so each :class:`Estimate` has a range. For a maximum, ``high`` is the 95 %
+confidence limit of Robson and Whitlock (Biometrika 51, 1964) for the end of a distribution,
+x₍ₙ₎ + 19 (x₍ₙ₎ − x₍ₙ₋₁₎).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fedsift.seeding import stream, torch_seed
 from fedsift.task import Data, Task
 from fedsift.theory.objective import Objective
 
-ENDPOINT = 19.0
+LAST_GAP_WEIGHT = 19.0
 """(1 − a)/a at a = 0.05: the weight of the last gap in a 95 % limit."""
-TWO_SIDED = NormalDist().inv_cdf(0.975)
+TWO_SIDED_95 = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value from ``n`` observations, and the range in which the constant is believed to lie."""
+    """A value from ``n`` observations and a confidence range for the constant."""
 
     value: float
     low: float
@@ -36,24 +36,24 @@ class Estimate:
 
     @classmethod
     def supremum(cls, seen: Sequence[float], error: float = 0.0) -> Estimate:
-        """The largest of what was seen; the truth is no smaller, but for an error of measurement.
+        """Estimate a supremum; it is at least the largest value, up to the measurement error.
 
         >>> Estimate.supremum([1.0, 2.0, 2.5])
         Estimate(value=2.5, low=2.5, high=12.0, n=3)
         """
         *_, second, first = sorted([min(seen), *seen])
-        high = first + error + ENDPOINT * (first - second)
+        high = first + error + LAST_GAP_WEIGHT * (first - second)
         return cls(first, max(first - error, 0.0), high, len(seen))
 
     @classmethod
     def infimum(cls, seen: Sequence[float]) -> Estimate:
-        """The smallest of what was seen; the truth is no larger, and not below zero.
+        """Estimate an infimum; it is at most the smallest value, and at least zero.
 
         >>> Estimate.infimum([4.0, 2.0, 2.03125])
         Estimate(value=2.0, low=1.40625, high=2.0, n=3)
         """
         first, second, *_ = sorted([*seen, max(seen)])
-        return cls(first, max(first - ENDPOINT * (second - first), 0.0), first, len(seen))
+        return cls(first, max(first - LAST_GAP_WEIGHT * (second - first), 0.0), first, len(seen))
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ def estimate_constants(
     minimum: float = 0.0,
     seed: int = 0,
 ) -> Constants:
-    """Measure the constants at the given weights, on at most ``samples`` samples a client.
+    """Measure the constants at the given weights, on at most ``samples`` samples per client.
 
-    ``minimum`` is F(w*), for μ; cross-entropy is never below 0, and with too small a minimum the
-    estimate is too small, never too large.
+    ``minimum`` is F(w*), which μ needs. The default 0 is a lower bound for cross-entropy; a
+    minimum that is too small makes the estimate of μ too small, never too large.
 
     >>> from fedsift.vector import Layout
     >>> model = nn.Linear(1, 1, bias=False)
@@ -90,30 +90,34 @@ def estimate_constants(
     (2.0, 6.0, 0.0, 2.0)
     """
     if not points:
-        raise ValueError("constants are measured at weights: give at least one point")
+        raise ValueError("points must have at least one vector of weights")
     objective = Objective(task)
-    sets = [_some(data, samples, seed, n) for n, data in enumerate(task.clients)]
-    tops = [
+    samples_of = [_subsample(data, samples, seed, n) for n, data in enumerate(task.clients)]
+    curvatures = [
         top_curvature(objective.curvature(w, data), w, iterations, seed)
-        for w in points for data in sets
+        for w in points for data in samples_of
     ]  # fmt: skip
-    looks = [
-        _look(objective, w, whole, n, data)
-        for w, whole in zip(points, map(objective.gradient, points), strict=True)
-        for n, data in enumerate(sets)
+    gradients = [
+        _gradient_statistics(objective, w, global_gradient, n, data)
+        for w, global_gradient in zip(points, map(objective.gradient, points), strict=True)
+        for n, data in enumerate(samples_of)
     ]
     return Constants(
-        rho=Estimate.supremum([top for top, _ in tops], max(tops)[1]),
-        grad_bound=Estimate.supremum([x for look in looks for x in look.largest]),
-        sigma_l=_root_of_mean([(look.variance, look.error) for look in looks]),
-        sigma_g=Estimate.supremum([look.gap for look in looks]),
-        mu=Estimate.infimum([_steepness(objective, w, minimum) for w in points]),
+        rho=Estimate.supremum([value for value, _ in curvatures], max(curvatures)[1]),
+        grad_bound=Estimate.supremum([x for found in gradients for x in found.largest]),
+        sigma_l=_largest_deviation([(found.variance, found.error) for found in gradients]),
+        sigma_g=Estimate.supremum([found.gap for found in gradients]),
+        mu=Estimate.infimum([_pl_ratio(objective, w, minimum) for w in points]),
     )
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What one client's data say at one point."""
+class _GradientStatistics:
+    """The gradients of one client at one point.
+
+    ``gap`` is ‖∇Fₙ − ∇F‖, ``largest`` the largest |coordinate| of each sample's gradient,
+    ``variance`` the mean squared distance of these from ∇Fₙ, and ``error`` its standard error.
+    """
 
     gap: float
     largest: list[float]
@@ -121,33 +125,35 @@ class _Look:
     error: float
 
 
-def _look(objective: Objective, w: Tensor, whole: Tensor, client: int, data: Data) -> _Look:
+def _gradient_statistics(
+    objective: Objective, w: Tensor, global_gradient: Tensor, client: int, data: Data
+) -> _GradientStatistics:
     local = objective.gradient(w, client)
-    each = objective.sample_gradients(w, data)
-    squares = (each - local).square().sum(-1)
-    return _Look(
-        gap=float((local - whole).norm()),
-        largest=each.abs().amax(-1).tolist(),
+    per_sample = objective.sample_gradients(w, data)
+    squares = (per_sample - local).square().sum(-1)
+    return _GradientStatistics(
+        gap=float((local - global_gradient).norm()),
+        largest=per_sample.abs().amax(-1).tolist(),
         variance=float(squares.mean()),
         error=float(squares.std(correction=0)) / math.sqrt(len(squares)),
     )
 
 
-def _steepness(objective: Objective, w: Tensor, minimum: float) -> float:
-    """‖∇F‖² / (2 (F − F*)), which the PŁ condition wants to be at least μ."""
+def _pl_ratio(objective: Objective, w: Tensor, minimum: float) -> float:
+    """‖∇F‖² / (2 (F − F*)); the PŁ condition requires at least μ."""
     excess = objective.value(w) - minimum
     if not excess > 0:
-        raise ValueError(f"minimum must be below the loss at every point, got {minimum}")
+        raise ValueError(f"minimum must be below the loss at all points, got {minimum}")
     return float(objective.gradient(w).square().sum()) / (2 * excess)
 
 
 def top_curvature(
     product: Callable[[Tensor], Tensor], like: Tensor, iterations: int = 30, seed: int = 0
 ) -> tuple[float, float]:
-    """The largest |eigenvalue| by power iteration, and a bound on its error.
+    """Return the largest |eigenvalue| by power iteration, and a bound on its error.
 
     A symmetric matrix has an eigenvalue within ‖Hv − λv‖ of the Rayleigh quotient λ, so the largest
-    is at least |λ| less that residual.
+    |eigenvalue| is at least |λ| minus that residual.
 
     >>> value, error = top_curvature(lambda v: torch.tensor([3.0, -5.0]) * v, torch.zeros(2))
     >>> round(value, 4), error < 1e-2
@@ -167,7 +173,7 @@ def top_curvature(
     return abs(value), residual
 
 
-def _some(data: Data, samples: int, seed: int, client: int) -> Data:
+def _subsample(data: Data, samples: int, seed: int, client: int) -> Data:
     x, y = data
     if len(x) <= samples:
         return x, y
@@ -175,8 +181,8 @@ def _some(data: Data, samples: int, seed: int, client: int) -> Data:
     return x[rows], y[rows]
 
 
-def _root_of_mean(cells: Sequence[tuple[float, float]]) -> Estimate:
-    """σ from the cell with the largest mean square, with the range of that mean."""
-    mean, error = max(cells)
-    low, high = mean - TWO_SIDED * error, mean + TWO_SIDED * error
-    return Estimate(math.sqrt(mean), math.sqrt(max(low, 0.0)), math.sqrt(high), len(cells))
+def _largest_deviation(variances: Sequence[tuple[float, float]]) -> Estimate:
+    """The standard deviation from the largest (variance, standard error), with its 95 % range."""
+    variance, error = max(variances)
+    low, high = variance - TWO_SIDED_95 * error, variance + TWO_SIDED_95 * error
+    return Estimate(math.sqrt(variance), math.sqrt(max(low, 0.0)), math.sqrt(high), len(variances))

@@ -1,11 +1,11 @@
-"""Theorems 2 and 3, Propositions 2 and 3: how fast FedAdam-SSM converges, and to what.
+"""Theorems 2 and 3, Propositions 2 and 3: the convergence of FedAdam-SSM.
 
-The printed bounds rest on three steps that do not hold (docs/explanation/theory-slips.md has the
-derivations): the factor ηρ − 1 is negative and multiplies an upper bound; one η too many stands
-before L²G²d/ε; and the client drift loses its η². Both versions are here: ``printed=True`` gives
-the paper's own numbers, the default what the proof does show. Both carry a part that no learning
-rate and no number of rounds removes, and it alone exceeds what Assumption 2 says for free, so a
-:class:`Bound` says whether it is vacuous.
+The proofs of the printed bounds have three errors (docs/explanation/theory-slips.md derives them):
+the negative factor ηρ − 1 multiplies an upper bound; L²G²d/ε has one factor η too many; and the
+client drift loses its η². ``printed=True`` evaluates the paper's formulas; the default evaluates
+the corrected ones. Both have a part that neither a smaller learning rate nor more rounds reduce.
+This part alone exceeds the trivial bound of Assumption 2, so a :class:`Bound` says whether it is
+vacuous.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
-from fedsift.theory.ranges import check
+from fedsift.theory.validation import check_constants
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the convergence bounds depend on; ``batches`` holds every client's mini-batch |D̃ₙ|.
+    """The constants of the convergence bounds; ``batches`` has the mini-batch size |D̃ₙ| per client.
 
     >>> Setting(d=10, local_steps=0, lr=1e-3, density=0.05, rho=1.0, grad_bound=1.0)
     Traceback (most recent call last):
@@ -42,47 +42,50 @@ class Setting:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        check(**{k: v for k, v in self.__dict__.items() if k != "batches"})
+        check_constants(**{k: v for k, v in self.__dict__.items() if k != "batches"})
         if not self.lr > 0:
             raise ValueError(f"lr must be a positive number, got {self.lr!r}")
         if not self.batches:
-            raise ValueError("batches must name at least one client's mini-batch")
+            raise ValueError("batches must have the mini-batch size of at least one client")
         for size in self.batches:
-            check(batch=size)
+            check_constants(batch=size)
 
     @property
     def squared_gradient(self) -> float:
-        """G²d: what Assumption 2 alone says of ‖∇F‖²."""
+        """G²d, the bound of Assumption 2 on ‖∇F‖²."""
         return self.grad_bound * self.grad_bound * self.d
 
     @property
     def squared_steps(self) -> float:
-        """L², as a float: it may be too large, but it overflows to infinity, which is refused."""
+        """L² as a float: an overflow to infinity is rejected later."""
         return float(self.local_steps) * self.local_steps
 
     @property
     def noise(self) -> float:
         """Σ D̃ₙ (σ_l/√D̃ₙ + σ_g)² / Σ D̃ₙ, the mean squared error of a client's gradient."""
         errors = [self.sigma_l / math.sqrt(n) + self.sigma_g for n in self.batches]
-        each = [n * error * error for n, error in zip(self.batches, errors, strict=True)]
-        return sum(each) / sum(self.batches)
+        weighted = [n * error * error for n, error in zip(self.batches, errors, strict=True)]
+        return sum(weighted) / sum(self.batches)
 
     @property
     def adam_gap(self) -> float:
-        """How unlike the sum of L Adam steps and one gradient may be, in units of G²d."""
+        """The largest gap between the sum of L Adam steps and one gradient, in units of G²d."""
         L, eps, g2 = float(self.local_steps), self.eps, self.grad_bound * self.grad_bound
-        fresh = sum_of_fresh(self.beta2, self.local_steps)
+        fresh = sum_of_new_weights(self.beta2, self.local_steps)
         momentum = 4 * self.beta1 * (1 - math.pow(self.beta1, L)) / (1 - self.beta1) ** 2
         return g2 / eps * (g2 / eps) * self.d * L * fresh / (4 * eps) + (L * L + momentum) / eps + 1
 
 
 MANY_STEPS = 1_000_000
+"""The sum over more steps is computed in closed form."""
 
 
-def sum_of_fresh(beta: float, steps: int) -> float:
-    """Σ (1 − βʲ) for j = 1 … L, exact also where β is nearly 1.
+def sum_of_new_weights(beta: float, steps: int) -> float:
+    """Return Σ (1 − βʲ) for j = 1 … L, accurate also for β near 1.
 
-    >>> sum_of_fresh(0.5, 2), round(sum_of_fresh(1 - 1e-12, 30) / 1e-12)
+    1 − βʲ is the weight of the last j gradients in an average with decay β.
+
+    >>> sum_of_new_weights(0.5, 2), round(sum_of_new_weights(1 - 1e-12, 30) / 1e-12)
     (1.25, 465)
     """
     if beta == 0:
@@ -94,11 +97,11 @@ def sum_of_fresh(beta: float, steps: int) -> float:
 
 @dataclass(frozen=True)
 class Bound:
-    """A convergence bound by its parts.
+    """The parts of a convergence bound.
 
-    ``initial`` fades with the rounds and ``smoothness`` with the learning rate; the others stay,
-    but that the paper's version (``printed``) lets ``sparsification`` fade too. ``trivial`` is
-    what the assumptions say without any theorem.
+    ``initial`` vanishes with more rounds and ``smoothness`` with a smaller learning rate. The other
+    parts remain, except that ``sparsification`` vanishes in the paper's version (``printed``).
+    ``trivial`` is the bound that follows from the assumptions alone.
     """
 
     initial: float
@@ -111,28 +114,28 @@ class Bound:
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, astuple(self))):
-            raise ValueError("these constants give a bound beyond 10^308, which says nothing")
+            raise ValueError("these constants give a bound above 10^308, which says nothing")
 
     @property
     def total(self) -> float:
-        """The bound itself."""
+        """The bound, the sum of its parts."""
         return self.initial + self.smoothness + self.sparsification + self.adam + self.noise
 
     @property
     def floor(self) -> float:
-        """What neither more rounds nor a smaller learning rate removes."""
+        """The part that neither more rounds nor a smaller learning rate reduces."""
         return self.adam + self.noise + (0.0 if self.printed else self.sparsification)
 
     @property
     def vacuous(self) -> bool:
-        """Whether the bound says no more than the assumptions do, or what cannot be."""
+        """Whether the bound is no better than the trivial one, or negative."""
         return self.total >= self.trivial or self.total < 0
 
 
 def nonconvex_bound(setting: Setting, *, rounds: int, gap: float, printed: bool = False) -> Bound:
-    """Theorem 2: (1/T) Σ E‖∇F(W^t)‖² ≤ the bound's total, with gap = F(W⁰) − F(W^T).
+    """Return Theorem 2's bound on (1/T) Σ E‖∇F(W^t)‖², with gap = F(W⁰) − F(W^T).
 
-    2 gap/(ηT) + (ηρ + 6(1 − α)) G²dL²/ε + 6G²d (A + η²ρ²L²/(3ε)) + 6 noise, where A is
+    It is 2 gap/(ηT) + (ηρ + 6(1 − α)) G²dL²/ε + 6G²d (A + η²ρ²L²/(3ε)) + 6 noise, where A is
     :attr:`Setting.adam_gap`.
 
     >>> s = Setting(d=21_840, local_steps=30, lr=1e-3, density=0.05, rho=10.0, grad_bound=1.0)
@@ -140,7 +143,7 @@ def nonconvex_bound(setting: Setting, *, rounds: int, gap: float, printed: bool 
     >>> bound.vacuous, bound.floor > bound.trivial
     (True, True)
     """
-    check(rounds=rounds, gap=gap)
+    check_constants(rounds=rounds, gap=gap)
     g2d, L2 = setting.squared_gradient, setting.squared_steps
     unit, drift = g2d * L2 / setting.eps, setting.rho * setting.rho * L2 / (3 * setting.eps)
     lr, rho, alpha = setting.lr, setting.rho, setting.density
@@ -157,17 +160,17 @@ def nonconvex_bound(setting: Setting, *, rounds: int, gap: float, printed: bool 
 def pl_bound(
     setting: Setting, *, rounds: int, gap: float, mu: float, printed: bool = False
 ) -> Bound:
-    """Theorem 3: E F(W^T) − F(w*) ≤ the bound's total under the PŁ condition, gap = F(W⁰) − F(w*).
+    """Return Theorem 3's bound on E F(W^T) − F(w*) under the PŁ condition, gap = F(W⁰) − F(w*).
 
-    (1 − ημ)^T gap, plus the parts of Theorem 2 but the first, divided by 2μ.
+    It is (1 − ημ)^T gap plus 1/(2μ) times all parts of Theorem 2 except the first.
 
     >>> s = Setting(d=10, local_steps=5, lr=1e-3, density=0.5, rho=1.0, grad_bound=1.0, eps=1.0)
     >>> round(pl_bound(s, rounds=5000, gap=1.0, mu=1.0).initial, 4)
     0.0067
     """
-    check(rounds=rounds, gap=gap, mu=mu)
+    check_constants(rounds=rounds, gap=gap, mu=mu)
     if setting.lr * mu >= 1:
-        raise ValueError(f"lr · mu must be below 1 for (1 − ημ)^T to fade, got {setting.lr * mu}")
+        raise ValueError(f"lr · mu must be below 1, or (1 − ημ)^T diverges; got {setting.lr * mu}")
     rest = nonconvex_bound(setting, rounds=rounds, gap=gap, printed=printed)
     initial = gap * math.exp(rounds * math.log1p(-setting.lr * mu))
     smoothness, sparsification, adam, noise, trivial = (
@@ -179,16 +182,16 @@ def pl_bound(
 def nonconvex_rate(
     setting: Setting, *, rounds: int, gap: float, scale: float = 1.0, printed: bool = False
 ) -> tuple[float, Bound]:
-    """Proposition 2: η = scale/(L²√T), and Theorem 2 at that η.
+    """Return Proposition 2's η = scale/(L²√T), and Theorem 2's bound at this η.
 
-    Only ``initial`` and ``smoothness`` fall like 1/√T; the printed proposition omits the floor.
+    Only ``initial`` and ``smoothness`` decrease as 1/√T; the printed proposition omits the floor.
 
     >>> s = Setting(d=10, local_steps=5, lr=1.0, density=1.0, rho=1.0, grad_bound=1.0)
     >>> lr, bound = nonconvex_rate(s, rounds=10_000, gap=1.0)
     >>> lr, round(bound.initial, 9)  # 2 gap L²/√T
     (0.0004, 0.5)
     """
-    check(rounds=rounds)
+    check_constants(rounds=rounds)
     lr = scale / (setting.squared_steps * math.sqrt(rounds))
     return lr, nonconvex_bound(replace(setting, lr=lr), rounds=rounds, gap=gap, printed=printed)
 
@@ -202,15 +205,15 @@ def pl_rate(
     scale: float | None = None,
     printed: bool = False,
 ) -> tuple[float, Bound]:
-    """Proposition 3: η = scale · ln T/(L²T), and Theorem 3 at that η.
+    """Return Proposition 3's η = scale · ln T/(L²T), and Theorem 3's bound at this η.
 
-    Then (1 − ημ)^T is about T^(−μ·scale/L²), which is 1/T only from scale = L²/μ on: the default.
+    (1 − ημ)^T is then about T^(−μ·scale/L²): at most 1/T only if scale ≥ L²/μ, the default.
 
     >>> s = Setting(d=10, local_steps=5, lr=1.0, density=1.0, rho=1.0, grad_bound=1.0)
     >>> round(10_000 * pl_rate(s, rounds=10_000, gap=1.0, mu=0.5)[1].initial, 1)
     1.0
     """
-    check(rounds=rounds, mu=mu)
+    check_constants(rounds=rounds, mu=mu)
     if rounds < 2:
         raise ValueError(f"rounds must be at least 2, as ln 1 = 0, got {rounds}")
     L2 = setting.squared_steps
@@ -222,17 +225,19 @@ def pl_rate(
 def local_steps_threshold(
     *, d: int, density: float, eps: float, rho: float, grad_bound: float, gap: float, rounds: int
 ) -> float:
-    """The L below which, as printed, more local steps help: ((1 − α)ρG²d/(ε gap √T))^¼.
+    """Return the printed L up to which more local steps help, ((1 − α)ρG²d/(ε gap √T))^¼.
 
-    It compares two terms of the printed Proposition 2. Its (1 − α)ρ should read (2 − α)ρ there, and
-    in the corrected bound the term does not depend on L: that bound has no such threshold.
+    It compares two terms of the printed Proposition 2. Its (1 − α)ρ should read (2 − α)ρ. The
+    corrected bound has no such threshold, as the term does not depend on L there.
 
     >>> round(local_steps_threshold(d=21_840, density=0.05, eps=1e-6, rho=10.0, grad_bound=1.0,
     ...                             gap=2.3, rounds=100), 1)
     308.2
     """
-    check(d=d, density=density, eps=eps, rho=rho, grad_bound=grad_bound, gap=gap, rounds=rounds)
-    inside = (1 - density) * rho * grad_bound * grad_bound * d / eps / gap / math.sqrt(rounds)
-    if not math.isfinite(inside):
-        raise ValueError("these constants give a threshold beyond 10^77, which says nothing")
-    return float(inside**0.25)
+    check_constants(
+        d=d, density=density, eps=eps, rho=rho, grad_bound=grad_bound, gap=gap, rounds=rounds
+    )
+    fourth_power = (1 - density) * rho * grad_bound * grad_bound * d / eps / gap / math.sqrt(rounds)
+    if not math.isfinite(fourth_power):
+        raise ValueError("these constants give a threshold above 10^77, which says nothing")
+    return float(fourth_power**0.25)

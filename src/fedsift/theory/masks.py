@@ -1,12 +1,14 @@
-"""Which shared mask is best: the true minimizer of Theorem 1's weighted error.
+"""The best shared mask: the minimizer of Theorem 1's weighted error.
 
-A mask that drops a set C of coordinates costs Γ√A + Λ√B + Θ√D, where (A, B, D) sums the squares of
-ΔW, ΔM and ΔV over C. That is concave and increasing in y = (A, B, D), so its minimum over the
-convex hull of all masks' points y lies at a corner, and a corner is what minimizes some linear
-function λ·y with λ ≥ 0: *the best mask is the top-k of λ₁ΔW² + λ₂ΔM² + λ₃ΔV² for some λ*. Three
-numbers are to be found, not d bits. Every λ that is tried also cuts: no mask has λ·y below its
-minimum. The cuts enclose the hull from outside, the least cost at a corner of what they leave is a
-lower bound, and the search cuts there until both meet.
+A mask that drops a set C of coordinates costs Γ√A + Λ√B + Θ√D, where A, B and D are the sums of
+the squares of ΔW, ΔM and ΔV over C. The cost is concave and increasing in y = (A, B, D), so its
+minimum over the convex hull of the points y of all masks is at a corner. A corner minimizes some
+linear function λ·y with λ ≥ 0. Therefore *the best mask is the top-k of λ₁ΔW² + λ₂ΔM² + λ₃ΔV² for
+some λ*, and the search has three unknowns instead of d bits.
+
+The search is a cutting-plane method. Every λ tried gives a cut, as no mask has λ·y below the
+minimum. The cuts enclose the hull, and the least cost at a corner of the enclosure is a lower
+bound. The next cut is placed at that corner, until the lower bound meets the best cost found.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ MASKS: dict[str, Callable[[Moments, int], Tensor]] = {
     "V": lambda delta, k: top_k(delta.v, k),
     "union": top_k_union,
 }
-"""The shared masks of the paper's comparison: FedAdam-SSM, -SSM_M, -SSM_V and Fairness-Top."""
+"""The shared masks that the paper compares: FedAdam-SSM, -SSM_M, -SSM_V and Fairness-Top."""
 
 
 @dataclass(frozen=True)
 class BestMask:
-    """The best mask found and what it costs, in units of what it costs to send nothing.
+    """The best mask found, and its cost relative to the cost of sending nothing.
 
-    No mask costs less than ``lower``; ``weights`` are the λ whose top-k it is.
+    No mask costs less than ``lower``. ``weights`` are the λ for which the mask is the top-k.
     """
 
     mask: Tensor
@@ -49,7 +51,7 @@ class BestMask:
 
     @property
     def gap(self) -> float:
-        """How far the mask may be from the best, as a share of its cost."""
+        """The largest possible distance from the optimum, as a share of the cost."""
         return 0.0 if self.cost == 0 else 1 - self.lower / self.cost
 
 
@@ -62,7 +64,7 @@ class Sparsification:
 
     @cached_property
     def scaled(self) -> tuple[Tensor, Array]:
-        """Squares ``(3, d)``, each row summing to 1, and each row's share of the cost."""
+        """Squares ``(3, d)`` with rows that sum to 1, and the share of each row in the cost."""
         squares = torch.stack([x.double().square() for x in self.delta])
         totals = squares.sum(-1, keepdim=True)
         logs = np.array([self.weights.log_gamma, self.weights.log_lambda, self.weights.log_theta])
@@ -73,24 +75,24 @@ class Sparsification:
         share = np.exp(size - size.max())
         return squares / torch.where(totals > 0, totals, 1), share / share.sum()
 
-    def lost(self, mask: Tensor) -> Array:
-        """The point y of a mask: the share of each sum of squares that it drops."""
+    def dropped_shares(self, mask: Tensor) -> Array:
+        """Return the point y of a mask: the share of each sum of squares that it drops."""
         squares, _ = self.scaled
         found: Array = (squares * ~mask).sum(-1).cpu().numpy()
         return found
 
     def cost(self, mask: Tensor) -> float:
-        """Γ‖ΔW ⊙ (1 − mask)‖ + Λ‖…‖ + Θ‖…‖, in units of what it costs to send nothing.
+        """Return Γ‖ΔW ⊙ (1 − mask)‖ + Λ‖…‖ + Θ‖…‖, relative to the cost of sending nothing.
 
         >>> x = Sparsification(Moments(*torch.eye(3)), DeviationCoefficients(0.0, 0.0, 0.0, 0.0))
         >>> round(x.cost(torch.tensor([True, False, False])), 4)
         0.6667
         """
         _, share = self.scaled
-        return float(share @ np.sqrt(self.lost(mask)))
+        return float(share @ np.sqrt(self.dropped_shares(mask)))
 
-    def lightest(self, normal: Array, k: int) -> Tensor:
-        """The mask that minimizes λ·y: the top-k of the squares weighted by λ."""
+    def linear_minimizer(self, normal: Array, k: int) -> Tensor:
+        """Return the mask that minimizes λ·y: the top-k of the squares weighted by λ."""
         squares, _ = self.scaled
         return top_k(torch.from_numpy(normal).to(squares) @ squares, k)
 
@@ -98,7 +100,7 @@ class Sparsification:
 def best_mask(
     problem: Sparsification, k: int, *, tolerance: float = 1e-4, cuts: int = 120
 ) -> BestMask:
-    """The mask of k coordinates with the least weighted error, to a certified tolerance.
+    """Return the mask of k coordinates with the least weighted error, to a certified tolerance.
 
     >>> delta = Moments(torch.tensor([3.0, 2.9, 0.0]), torch.tensor([0.0, 1.0, 0.0]), torch.ones(3))
     >>> found = best_mask(Sparsification(delta, DeviationCoefficients(0.0, 1.0, -9.0, 0.0)), 1)
@@ -108,47 +110,48 @@ def best_mask(
     d = problem.delta.w.numel()
     if not 1 <= k <= d:
         raise ValueError(f"k must be between 1 and d = {d}, got {k}")
-    hull = _Hull(problem, k)
+    enclosure = _Enclosure(problem, k)
     _, share = problem.scaled
-    hull.cut(share)
+    enclosure.cut(share)
     lower = 0.0
     for _ in range(cuts):
-        corner, between = hull.lowest(share)
+        corner, normal = enclosure.cheapest_corner(share)
         lower = float(share @ np.sqrt(corner))
-        if lower >= (1 - tolerance) * hull.best_cost or not hull.cut(between, corner):
+        if lower >= (1 - tolerance) * enclosure.best_cost or not enclosure.cut(normal, corner):
             break
-    first, second, third = hull.best.tolist()
-    mask = problem.lightest(hull.best, k)
-    return BestMask(mask, hull.best_cost, min(lower, hull.best_cost), (first, second, third))
+    first, second, third = enclosure.best.tolist()
+    mask = problem.linear_minimizer(enclosure.best, k)
+    cost = enclosure.best_cost
+    return BestMask(mask, cost, min(lower, cost), (first, second, third))
 
 
-class _Hull:
-    """The points y of all masks, enclosed by the box [h, 1]³ and the cuts λ·y ≥ h known so far.
+class _Enclosure:
+    """A polytope that encloses the points y of all masks: the box [h, 1]³ and the cuts λ·y ≥ h.
 
-    ``touches`` says which corner of what is left lies on which of these planes. Two corners on two
-    common planes are on one edge.
+    ``touches`` says which corner lies on which of these planes. Two corners with two planes in
+    common share an edge.
     """
 
     def __init__(self, problem: Sparsification, k: int) -> None:
         self.problem, self.k = problem, k
         self.best, self.best_cost = np.eye(3)[0], np.inf
         self.normals = np.vstack([np.eye(3), -np.eye(3)])
-        least = [float(normal @ self.least(normal)) for normal in np.eye(3)]
+        least = [float(normal @ self.minimum_point(normal)) for normal in np.eye(3)]
         at_top = np.array(list(product((False, True), repeat=3)))
         self.corners = np.where(at_top, 1.0, least)
         self.touches = np.hstack([~at_top, at_top])
 
-    def least(self, normal: Array) -> Array:
-        """The point of the mask that minimizes λ·y; the cheapest of these masks is kept."""
-        point = self.problem.lost(self.problem.lightest(normal, self.k))
+    def minimum_point(self, normal: Array) -> Array:
+        """Return the point y of the mask that minimizes λ·y, and remember the cheapest mask."""
+        point = self.problem.dropped_shares(self.problem.linear_minimizer(normal, self.k))
         cost = float(self.problem.scaled[1] @ np.sqrt(point))
         if cost < self.best_cost:
             self.best, self.best_cost = normal, cost
         return point
 
     def cut(self, normal: Array, corner: Array | None = None) -> bool:
-        """Cut off whatever has λ·y below its minimum; False if the corner given stays."""
-        level = float(normal @ self.least(normal))
+        """Cut off all points with λ·y below its minimum; return False if the corner remains."""
+        level = float(normal @ self.minimum_point(normal))
         over = self.corners @ normal - level
         on = np.abs(over) <= 1e-13 * level
         out, inside = (over < 0) & ~on, (over > 0) & ~on
@@ -159,31 +162,32 @@ class _Hull:
         known = np.column_stack([self.touches[~out], on[~out]])
         fresh = np.column_stack([common[a, b], np.ones(len(new), np.bool_)])
         self.normals = np.vstack([self.normals, normal])
-        self._keep(np.vstack([self.corners[~out], new]), np.vstack([known, fresh]))
+        self._set_corners(np.vstack([self.corners[~out], new]), np.vstack([known, fresh]))
         return corner is None or level > float(normal @ corner) * (1 + 1e-12)
 
-    def _keep(self, corners: Array, touches: NDArray[np.bool_]) -> None:
-        """Keep one of those that rounding alone tells apart; else they double with every cut."""
+    def _set_corners(self, corners: Array, touches: NDArray[np.bool_]) -> None:
+        """Merge corners that differ only by rounding; otherwise every cut doubles them."""
         cells, group = np.unique(np.round(corners, 12), axis=0, return_inverse=True)
         self.corners = np.ones_like(cells)
         self.touches = np.zeros((len(cells), touches.shape[1]), np.bool_)
         np.minimum.at(self.corners, group.ravel(), corners)
         np.logical_or.at(self.touches, group.ravel(), touches)
 
-    def lowest(self, share: Array) -> tuple[Array, Array]:
-        """The corner of least cost, and a λ between those of the cuts that meet there.
+    def cheapest_corner(self, share: Array) -> tuple[Array, Array]:
+        """Return the corner of least cost, and the mean λ of the cuts that meet there.
 
-        Where the box ends, what it counts for is halved: that too is between, and not negative.
+        A coordinate of λ is halved where the corner is at the upper end of the box: that keeps λ
+        between the cuts and nonnegative.
         """
         found = int(np.argmin(np.sqrt(self.corners) @ share))
         touched = self.touches[found].copy()
         at_top, touched[3:6] = touched[3:6].copy(), False
-        between = self.normals[touched].mean(0) * np.where(at_top, 0.5, 1.0)
-        return self.corners[found], between / between.sum()
+        normal = self.normals[touched].mean(0) * np.where(at_top, 0.5, 1.0)
+        return self.corners[found], normal / normal.sum()
 
 
 def mask_costs(problem: Sparsification, k: int) -> dict[str, float]:
-    """The cost of each mask of :data:`MASKS` over the lower bound of all masks: 1 is optimal.
+    """Return the cost of each mask of :data:`MASKS` over the lower bound; 1 is optimal.
 
     >>> delta = Moments(torch.tensor([3.0, 2.9, 0.0]), torch.tensor([0.0, 1.0, 0.0]), torch.ones(3))
     >>> costs = mask_costs(Sparsification(delta, DeviationCoefficients(0.0, 1.0, -9.0, 0.0)), 1)
@@ -193,6 +197,6 @@ def mask_costs(problem: Sparsification, k: int) -> dict[str, float]:
     best = best_mask(problem, k)
     rows = Moments(*(x[None] for x in problem.delta))
     if best.cost == 0:
-        raise ValueError(f"a mask of k = {k} coordinates loses nothing: there is no best one")
+        raise ValueError(f"a mask of k = {k} coordinates loses nothing, so no mask is better")
     found = {name: problem.cost(mask(rows, k)[0]) for name, mask in MASKS.items()}
     return {name: cost / best.lower for name, cost in {**found, "best": best.cost}.items()}

@@ -15,7 +15,7 @@ from fedsift.task import Data, Task
 
 @dataclass(frozen=True)
 class Objective:
-    """Fₙ(w) = f(w, 𝒟ₙ) for every client, and F, their mean weighted by |𝒟ₙ|.
+    """The clients' losses Fₙ(w) = f(w, 𝒟ₙ), and F, their mean weighted by |𝒟ₙ|.
 
     >>> from fedsift.vector import Layout
     >>> model = nn.Linear(1, 1, bias=False)
@@ -28,8 +28,8 @@ class Objective:
     task: Task
 
     @cached_property
-    def everything(self) -> Data:
-        """∪𝒟ₙ: every client's data as one set."""
+    def all_data(self) -> Data:
+        """∪𝒟ₙ: the data of all clients as one set."""
         xs, ys = zip(*self.task.clients, strict=True)
         return torch.cat(xs), torch.cat(ys)
 
@@ -42,30 +42,30 @@ class Objective:
     def value(self, w: Tensor) -> float:
         """F(w)."""
         with torch.no_grad():
-            return float(self.loss(w, self.everything))
+            return float(self.loss(w, self.all_data))
 
     def gradient(self, w: Tensor, client: int | None = None) -> Tensor:
-        """∇Fₙ(w), or ∇F(w) without a client."""
-        return self.slope(w, self.everything if client is None else self.task.clients[client])
+        """∇Fₙ(w) for a client, or ∇F(w) if no client is given."""
+        return self.data_gradient(w, self.all_data if client is None else self.task.clients[client])
 
-    def slope(self, w: Tensor, data: Data) -> Tensor:
+    def data_gradient(self, w: Tensor, data: Data) -> Tensor:
         """∇f(w, data)."""
         point = w.detach().requires_grad_()
         (found,) = torch.autograd.grad(self.loss(point, data), point)
         return found
 
     def sample_gradients(self, w: Tensor, data: Data) -> Tensor:
-        """∇f(w, ξ) for every sample ξ: a tensor ``(samples, d)``."""
+        """∇f(w, ξ) for every sample ξ, ``(samples, d)``."""
         samples = zip(*(torch.split(x, 1) for x in data), strict=True)
-        return torch.stack([self.slope(w, (x, y)) for x, y in samples])
+        return torch.stack([self.data_gradient(w, (x, y)) for x, y in samples])
 
     def curvature(self, w: Tensor, data: Data) -> Callable[[Tensor], Tensor]:
-        """The product with the Hessian ∇²f(w, data), as a function of the direction."""
+        """Return the function that multiplies a vector by the Hessian ∇²f(w, data)."""
         point = w.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(self.loss(point, data), point, create_graph=True)
+        (gradient,) = torch.autograd.grad(self.loss(point, data), point, create_graph=True)
 
-        def product(direction: Tensor) -> Tensor:
-            (found,) = torch.autograd.grad(slope, point, direction, retain_graph=True)
+        def product(vector: Tensor) -> Tensor:
+            (found,) = torch.autograd.grad(gradient, point, vector, retain_graph=True)
             return found
 
         return product

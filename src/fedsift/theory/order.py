@@ -1,8 +1,8 @@
-"""Proposition 1: when Γ > Θ > Λ, and so when the error of ΔW weighs most.
+"""Proposition 1: the conditions for Γ > Θ > Λ, under which the error of ΔW has the largest weight.
 
-The paper's condition β₂ < 1 − 1/(1 + 2Gρ√d) is enough for Γ > Θ after any l ≥ 1 steps. It says
-nothing of Θ > Λ, which holds if and only if β₂ G √d > 2 ε β₁: the proof takes that for granted
-("ε is a small number") and prints the difference with its sign reversed.
+The paper's condition β₂ < 1 − 1/(1 + 2Gρ√d) is sufficient for Γ > Θ after any l ≥ 1 steps. It does
+not imply Θ > Λ, which holds if and only if β₂ G √d > 2 ε β₁. The proof assumes this without stating
+it ("ε is a small number") and prints the difference with the wrong sign.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from itertools import product
 
 from fedsift.theory.deviation import deviation_coefficients
-from fedsift.theory.ranges import check
+from fedsift.theory.validation import check_constants
 
 
 @dataclass(frozen=True)
 class Order:
-    """What Proposition 1 asks for, and what is true.
+    """The condition of Proposition 1 and the actual order of Γ, Θ and Λ.
 
-    ``condition``: the printed one; ``gamma_over_theta`` and ``theta_over_lambda``: the truth.
+    ``condition`` is the printed condition. ``gamma_over_theta`` and ``theta_over_lambda`` say
+    whether Γ > Θ and Θ > Λ hold.
     """
 
     condition: bool
@@ -34,7 +35,7 @@ class Order:
 
     @property
     def is_counter_example(self) -> bool:
-        """The paper's condition is met and the order is not."""
+        """Whether the paper's condition holds but the order does not."""
         return self.condition and not self.holds
 
 
@@ -49,7 +50,7 @@ def coefficient_order(
     rho: float,
     grad_bound: float,
 ) -> Order:
-    """Whether Γ > Θ > Λ after l ≥ 1 local steps.
+    """Return whether Γ > Θ > Λ after l ≥ 1 local steps.
 
     >>> usual = dict(l=30, d=21_840, beta1=0.9, beta2=0.999, lr=1e-3, rho=10.0, grad_bound=1.0)
     >>> coefficient_order(eps=1e-6, **usual)
@@ -69,12 +70,12 @@ def coefficient_order(
 
 
 def beta2_limit(*, d: int, rho: float, grad_bound: float) -> float:
-    """The printed condition's limit on β₂: 1 − 1/(1 + 2Gρ√d).
+    """Return the printed condition's limit on β₂, 1 − 1/(1 + 2Gρ√d).
 
     >>> beta2_limit(d=100, rho=1.0, grad_bound=0.05)
     0.5
     """
-    check(d=d, rho=rho, grad_bound=grad_bound)
+    check_constants(d=d, rho=rho, grad_bound=grad_bound)
     x = 2 * grad_bound * rho * math.sqrt(d)
     return x / (1 + x)
 
@@ -89,13 +90,13 @@ GRID: Mapping[str, tuple[float, ...]] = {
     "rho": (0.01, 0.1, 1.0, 10.0, 100.0),
     "grad_bound": (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0),
 }
-"""Where Proposition 1 is checked: 226,800 settings."""
+"""The 226,800 settings on which Proposition 1 is checked."""
 
 
 def survey(
     grid: Mapping[str, tuple[float, ...]] = GRID,
 ) -> Iterator[tuple[dict[str, float], Order]]:
-    """Every setting of a grid with its order.
+    """Yield every setting of a grid with its order.
 
     >>> small = {name: values[:1] for name, values in GRID.items()}
     >>> [(x["d"], found.holds) for x, found in survey(small)]  # Θ > Γ here

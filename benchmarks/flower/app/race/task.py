@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fedsift.algorithms.method import find, settings_of
+from fedsift.algorithms import find, settings_of
 
 BATCH = 64
 

@@ -15,7 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, Step, required
+from fedsift.algorithms.method import (
+    Algorithm,
+    Context,
+    LocalUpdate,
+    Memory,
+    Phase,
+    Step,
+    checked_message,
+)
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
@@ -73,7 +81,7 @@ class Stacked:
 
     def _train_stack(self, job: Job, clients: tuple[int, ...]) -> Results:
         memory = stack_memory([job.memory[n] for n in clients])
-        start = job.phase.begin(stack_state(job.state, len(clients)), memory)
+        start = job.phase.local_start(stack_state(job.state, len(clients)), memory)
         end, losses = self._local_steps(job, clients, start)
         is_finite = torch.stack([torch.isfinite(x).all(-1) for x in end]).all(0)
         if not self.data.is_cuda:
@@ -81,10 +89,10 @@ class Stacked:
         context = Context(self.task.layout, job.round, self.task.seed, clients)
         weights = tuple(float(self.task.weight(n)) for n in clients)
         try:
-            sent = job.phase.send(context, start, end, memory)
+            sent = job.phase.send(context, LocalUpdate(start, end), memory)
         except NotFiniteError:
             raise Diverged("an update contains NaN or infinity") from None
-        parts, new_memory = required(sent, memory, "send")
+        parts, new_memory = checked_message(sent, memory, "send")
         update = Update(parts, weights)
         name = self.algorithm.name
         sizes = encoded_sizes(update, [Spec(self.task.layout, name, job.round, n) for n in clients])
@@ -135,7 +143,7 @@ class Stacked:
     def _step_of(self, phase: Phase, clients: int, batch: int) -> GraphStep:
         key = phase.step, clients, batch
         if key not in self.steps:
-            self.steps = {k: v for k, v in self.steps.items() if k[0] is phase.step}
+            self.steps = {k: v for k, v in self.steps.items() if k[0] == phase.step}
             self.steps[key] = GraphStep(self.stacked_task, *key)
         return self.steps[key]
 

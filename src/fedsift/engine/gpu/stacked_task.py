@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedsift.engine.memory_format import is_callable_with
-from fedsift.selection.cpu import has_kernels
+from fedsift.selection.backend import can_use_triton
 from fedsift.task import Task
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class StackedTask:
     @cached_property
     def network(self) -> StackedNetwork | None:
         """The model for all clients at once; None without a GPU or for an unsupported model."""
-        if not has_kernels(self.data) or self.task.layout.dtype != torch.float32:
+        if not can_use_triton(self.data) or self.task.layout.dtype != torch.float32:
             return None
         from fedsift.engine.gpu.network import StackedNetwork, UnsupportedModel  # need Triton
 

@@ -11,13 +11,13 @@ import triton.language as tl
 
 @triton.jit
 def adam_kernel(
-    w, m, v, gradient, short, first, last, lr, beta1, rest1, beta2, rest2, eps,
-    SHORT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
+    w, m, v, gradient, low_precision, first, last, lr, beta1, rest1, beta2, rest2, eps,
+    LOW_PRECISION: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Equations (4), (5) and (3) of the paper for one block of coordinates, in place.
 
     ``rest1`` and ``rest2`` are 1 - beta1 and 1 - beta2, computed in float64: in float32 they would
-    lose five digits. If SHORT, ``short`` receives the weights in the layers' number format. If
+    lose five digits. If LOW_PRECISION, ``low_precision`` receives the weights in the layers' number format. If
     EVEN, all coordinates are inside, and loads without a mask are wider.
     """
     at = first + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -30,8 +30,8 @@ def adam_kernel(
     step = lr * tl.div_rn(mean, tl.sqrt_rn(square + eps))
     new = tl.load(w + at, mask=inside) - step
     tl.store(w + at, new, mask=inside)
-    if SHORT:
-        tl.store(short + at, new.to(short.dtype.element_ty), mask=inside)
+    if LOW_PRECISION:
+        tl.store(low_precision + at, new.to(low_precision.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fedsift.algorithms.method import find, settings_of
+from fedsift.algorithms import find, settings_of
 
 SEED = 5
 BATCH = 16

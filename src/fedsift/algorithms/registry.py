@@ -1,0 +1,142 @@
+"""Every method by its command-line name, with what its declaration says about it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ParamSpec, get_type_hints
+
+from fedsift.algorithms.method import Algorithm
+from fedsift.algorithms.settings import DeclaredSetting
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registered method: the function that makes its algorithm, and how figures show it.
+
+    Methods of one ``color`` are told apart by a ``dashed`` line. Without a color a report gives
+    the method the next free one.
+    """
+
+    name: str
+    make: Callable[..., Algorithm]
+    label: str
+    color: str | None = None
+    dashed: bool = False
+
+    @functools.cached_property
+    def settings(self) -> dict[str, DeclaredSetting]:
+        """The settings by name, as the signature declares them."""
+        hints = get_type_hints(self.make, include_extras=True)
+        parameters = inspect.signature(self.make).parameters
+        return {key: DeclaredSetting.of(p, hints.get(key)) for key, p in parameters.items()}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Algorithm:
+        """Make the algorithm, with its settings checked."""
+        bound = inspect.signature(self.make).bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = {key: self.settings[key].checked(x) for key, x in bound.arguments.items()}
+        made = self.make(**given)
+        if not isinstance(made, Algorithm):
+            raise TypeError(f"the method {self.name!r} must return an Algorithm, not {made!r}")
+        return replace(made, name=self.name, settings=given)
+
+    def describe(self) -> dict[str, Any]:
+        """Everything about the method as plain data that JSON can hold."""
+        return {
+            "name": self.name,
+            "function": self.make.__name__,
+            "label": self.label,
+            "summary": (inspect.getdoc(self.make) or "").split("\n")[0],
+            "citation": paragraph(sys.modules[self.make.__module__].__doc__, 1),
+            "color": self.color,
+            "dashed": self.dashed,
+            "settings": [setting.describe() for setting in self.settings.values()],
+        }
+
+
+METHODS: dict[str, Method] = {}
+"""Every method by its command-line name."""
+
+
+def method(
+    name: str, *, label: str | None = None, color: str | None = None, dashed: bool = False
+) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
+    """Register a function that makes an algorithm, and check the settings it is called with.
+
+    Parameters
+    ----------
+    name
+        The name on the command line.
+    label
+        The name in figures; ``name`` by default.
+    color
+        The color in figures, ``"#rrggbb"``. Without one, a report picks a free color.
+    dashed
+        Whether its lines are dashed, to tell it from another method of the same color.
+
+    """
+
+    def register(make: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
+        if name in METHODS and METHODS[name].make.__module__.startswith(__package__):
+            raise ValueError(f"{name!r} is a built-in method: give yours another name")
+        registered = METHODS[name] = Method(name, make, label or name, color, dashed)
+
+        @functools.wraps(make)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> Algorithm:
+            return registered(*args, **kwargs)
+
+        return checked
+
+    return register
+
+
+def find(name: str) -> Method:
+    """Return the method of that name.
+
+    >>> find("adam")
+    Traceback (most recent call last):
+    ...
+    ValueError: unknown algorithm 'adam'; choose one of: ...
+    """
+    if name not in METHODS:
+        raise ValueError(
+            f"unknown algorithm {name!r}; choose one of: {', '.join(sorted(METHODS))}, or import "
+            "your own first"
+        )
+    return METHODS[name]
+
+
+def settings_of(name: str) -> dict[str, float | int]:
+    """Return a method's settings and their defaults, by name.
+
+    >>> import fedsift.algorithms
+    >>> settings_of("fedsgd")
+    {'local_steps': 30, 'lr': 0.001}
+    """
+    return {key: setting.default for key, setting in find(name).settings.items()}
+
+
+def describe() -> list[dict[str, Any]]:
+    """Return everything about every method, sorted by name, as plain data that JSON can hold.
+
+    >>> import fedsift.algorithms
+    >>> [each["label"] for each in describe() if each["color"] == "#0072b2"]
+    ['FedAdam-SSM']
+    """
+    return [METHODS[name].describe() for name in sorted(METHODS)]
+
+
+def paragraph(text: str | None, number: int) -> str:
+    r"""Return one paragraph of a docstring on one line, or "" if there is none.
+
+    >>> paragraph("Title.\n\nFirst\nlines.", 1)
+    'First lines.'
+    """
+    paragraphs = inspect.cleandoc(text or "").split("\n\n")
+    return " ".join(paragraphs[number].split()) if number < len(paragraphs) else ""
