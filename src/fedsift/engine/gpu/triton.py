@@ -17,8 +17,8 @@ def adam_kernel(
     """Equations (4), (5) and (3) of the paper for one block of coordinates, in place.
 
     ``rest1`` and ``rest2`` are 1 - beta1 and 1 - beta2, computed in float64: in float32 they would
-    lose five digits. If LOW_PRECISION, ``low_precision`` receives the weights in the layers' number format. If
-    EVEN, all coordinates are inside, and loads without a mask are wider.
+    lose five digits. If LOW_PRECISION, ``low_precision`` receives the weights in the layers' number
+    format. If EVEN, all coordinates are inside, and loads without a mask are wider.
     """
     at = first + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < last if not EVEN else tl.full((BLOCK,), True, tl.int1)
