@@ -175,7 +175,7 @@ def two_rounds(fed):
 
 @pytest.mark.parametrize("name", ["fedadam-ssm", "sift"])
 def test_all_engines_train_text_as_the_reference_does(name, monkeypatch):
-    monkeypatch.setattr(forked, "WORTHWHILE", -1.0)
+    monkeypatch.setattr(forked, "MIN_PARALLEL_SECONDS", -1.0)
     fed = federation(name)
     expected, scores = two_rounds(replace(fed, engine=Reference(fed.task)))
     several, their_scores = two_rounds(

@@ -13,7 +13,7 @@ from fedsift.cli.settings import merge_config_file, new_folder
 from fedsift.cli.tables import comparison_table
 from fedsift.cli.terminal import err, out, print_path
 from fedsift.cli.training import run_with_progress
-from fedsift.engine.processes.torchrun import joined, rank
+from fedsift.engine.processes.torchrun import process_group, rank
 from fedsift.errors import ConfigError, Diverged
 from fedsift.report.collect import read_run
 from fedsift.report.figures import accuracy_figure
@@ -29,7 +29,7 @@ Run = tuple[RunFolder, RunConfig]
 
 def start_comparison(config_file: Path | None, given: Mapping[str, Any]) -> None:
     """Train every algorithm of a comparison, or continue where it stopped, and compare them."""
-    with joined():
+    with process_group():
         with user_input():
             values = merge_config_file(config_file, given)
             names, target, path = (values.pop(k, None) for k in ("algorithms", "target", "out"))

@@ -18,7 +18,7 @@ from fedsift.cli.sigterm import exit_on_sigterm
 from fedsift.cli.tables import summary_table
 from fedsift.cli.terminal import out
 from fedsift.data.folder import use_existing_data_folder
-from fedsift.engine.processes.torchrun import joined, rank
+from fedsift.engine.processes.torchrun import process_group, rank
 from fedsift.errors import ConfigError, Diverged, TooFewClients, WorkerDied
 from fedsift.federation.round import Federation
 from fedsift.report.collect import ReportedRun, read_run
@@ -39,7 +39,7 @@ from fedsift.simulation import Record
 
 def start_run(config_file: Path | None, given: Mapping[str, Any]) -> None:
     """Train a new run with the given options."""
-    with joined():
+    with process_group():
         with user_input():
             values = merge_config_file(config_file, given)
             path = values.pop("out", None)
@@ -55,7 +55,7 @@ def start_run(config_file: Path | None, given: Mapping[str, Any]) -> None:
 
 def resume_run(path: Path, data_dir: Path | None) -> None:
     """Continue an interrupted run."""
-    with joined():
+    with process_group():
         with user_input():
             use_existing_data_folder(data_dir)
             folder = RunFolder.open(path)
