@@ -9,7 +9,7 @@ import pytest
 import torch
 
 needs_triton = [
-    *(f"engine/gpu/{name}" for name in ("triton", "layers", "network")),
+    *(f"engine/gpu/{name}" for name in ("triton", "layers", "network", "channels_last")),
     *(f"codec/{name}" for name in ("triton", "gpu_sizes")),
     *(f"selection/{name}" for name in ("triton", "gpu")),
 ]

@@ -50,7 +50,7 @@ def time_rounds(model: nn.Module, clients: int, load: dict, device: str, rounds:
         loss=nn.functional.cross_entropy, seed=0, device=device),
     )  # fmt: skip
     if device == "cpu":
-        federation.engine.start()  # otherwise small rounds would use one process
+        federation.engine.start_pool()  # otherwise small rounds would run in one process
     snapshot, _ = federation.run_round(federation.initial_snapshot())
     seconds = []
     for _ in range(rounds):

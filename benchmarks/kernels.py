@@ -71,8 +71,8 @@ def milliseconds(make: Callable[[], nn.Module], shape: tuple[int, ...], repeats:
     ours = trainer_of(model, x, y)
     with patch.object(native, "load", lambda: None):
         theirs = trainer_of(model, x, y)
-    assert ours.program(x.shape[1:], BATCH)
-    assert not theirs.program(x.shape[1:], BATCH)
+    assert ours.recorded(x.shape[1:], BATCH)
+    assert not theirs.recorded(x.shape[1:], BATCH)
     best = {"c": float("inf"), "pytorch": float("inf")}
     for _ in range(repeats):
         for name, trainer in CONSECUTIVE * (("c", ours),) + CONSECUTIVE * (("pytorch", theirs),):

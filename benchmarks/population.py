@@ -37,7 +37,7 @@ def compare(algorithm: str, rounds: int) -> dict[str, object]:
     snapshots = {"many": initial_snapshot(many), "few": initial_snapshot(few)}
     seconds: dict[str, list[float]] = {"many": [], "few": []}
     for fed in (many, few):
-        fed.engine.start()
+        fed.engine.start_pool()
     for _ in range(rounds + 1):
         for name, fed in (("many", many), ("few", few)):
             began = time.perf_counter()

@@ -22,11 +22,11 @@ def main(folder):
             time.sleep(3600)
         return cross_entropy(output, labels)
 
-    forked.WORTHWHILE = -1.0  # the second time, too, in processes
+    forked.MIN_PARALLEL_SECONDS = -1.0  # the second time, too, in processes
     made = federation(participation=1.0, dropout=0.0)
     task = replace(made.task, loss=loss)
     fed = replace(made, task=task, engine=Forked(task, made.algorithm, 2))
-    fed.engine.start()
+    fed.engine.start_pool()
     try:
         fed.run_round(fed.initial_snapshot())
     except KeyboardInterrupt:

@@ -16,8 +16,8 @@ import typer
 from safetensors import safe_open
 
 from fedsift.algorithms import METHODS
-from fedsift.cli.commands import app
-from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go, summarize
+from fedsift.cli.main import app
+from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, run_summary, train_rounds
 from fedsift.runs.compare import Row
 from fedsift.runs.config import read_values
 
@@ -171,11 +171,11 @@ def test_every_column_and_key_of_a_run_is_in_the_reference(tmp_path):
     config = RunConfig.from_values({"rounds": 1, "clients": 2, "local_steps": 1})
     federation = federation_of(config)
     folder = RunFolder.create(tmp_path / "run", config)
-    history = list(go(folder, federation, begin(folder, federation), config.rounds))
+    history = list(train_rounds(folder, federation, restore_run(folder, federation), config.rounds))
     page = DOCS / "reference" / "run-folder.md"
     for column in history[0]:
         assert f"| `{column}` |" in section(page, "metrics.jsonl"), column
-    for key in summarize(config, federation, history).keys() - config.flat().keys():
+    for key in run_summary(config, federation, history).keys() - config.flat().keys():
         assert f"| `{key}` |" in section(page, "summary.json"), key
     for column in folder.uploads()[0]:
         assert f"| `{column}` |" in section(page, "uploads.jsonl"), column
@@ -195,7 +195,7 @@ def test_the_readme_and_the_reference_name_every_method():
 def test_the_reference_has_every_key_of_a_checkpoint(tmp_path):
     config = RunConfig.from_values({"rounds": 1, "clients": 2, "local_steps": 1})
     folder, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
-    list(go(folder, federation, begin(folder, federation), config.rounds))
+    list(train_rounds(folder, federation, restore_run(folder, federation), config.rounds))
     with safe_open(folder.checkpoint_file, "pt") as file:
         metadata = file.metadata()
     text = section(DOCS / "reference" / "run-folder.md", "checkpoint.safetensors")

@@ -20,7 +20,7 @@ from link import Link
 from veth import Veth, veth
 
 import fedsift
-from fedsift.cli.deploy import ended_politely
+from fedsift.cli.sigterm import exit_on_sigterm
 from fedsift.flower.local import LocalFederation, free_port
 from fedsift.runs.run import commit
 
@@ -49,7 +49,7 @@ def measure(clients: int, rate: float | None, **settings: object) -> Measured:
     source = str(Path(fedsift.__file__).parents[1])
     env = {"PYTHONPATH": source, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": str(CHUNK_BYTES)}
     with ExitStack() as stack:
-        stack.enter_context(ended_politely())
+        stack.enter_context(exit_on_sigterm())
         links = stack.enter_context(open_links(clients, rate, port := free_port()))
         checks = [check(link, port) for link in links] if rate else []
         federation = LocalFederation(folder, env, port, address=links[0].host)

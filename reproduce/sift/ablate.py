@@ -1,11 +1,11 @@
-"""Train sift's variants and its competitors on the paper's tasks, and tabulate what each took.
+"""Train the variants of sift and other methods on the paper's tasks, and tabulate their traffic.
 
     python reproduce/sift/ablate.py --tasks cnn-fashion-mnist --settings iid,noniid --device cuda
 
-It needs only what fedsift itself needs to train: torch, numpy, safetensors, constriction, tomli-w.
-After each run the table OUT/ablation.csv is written anew, so a job that is killed loses one run at
-most: the same command goes on. Runs that are in the table, or in the one beside this file, are left
-out.
+It needs only fedsift's core dependencies: torch, numpy, safetensors, constriction, tomli-w. The
+table OUT/ablation.csv is rewritten after each run. A job that is killed loses at most one run, and
+the same command continues it. Runs that are in that table or in the one next to this file are
+skipped.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from variants import VARIANTS
 
-from fedsift.reproduce.pins import Pin, Planned, Wanted, plan, read
-from fedsift.reproduce.results import Outcome, outcome_of
-from fedsift.reproduce.runner import is_done
-from fedsift.reproduce.together import How, carried_out
+from fedsift.reproduce.experiments import Experiment, read_pinned
+from fedsift.reproduce.parallel import BatchOptions, execute_runs
+from fedsift.reproduce.plan import PlannedRun, Selection, plan
+from fedsift.reproduce.results import Outcome, read_outcome
+from fedsift.reproduce.runner import is_finished
 from fedsift.runs.compare import reached
 from fedsift.runs.disk import replace_file
 from fedsift.simulation import Record
@@ -46,99 +47,99 @@ Key = tuple[str, ...]
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Parse, and carry out every run that is not in the table."""
+    """Parse the arguments and execute all runs that are not in the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tasks", default="cnn-fashion-mnist", help="separated by commas")
     parser.add_argument("--settings", default="iid,noniid", help="separated by commas")
-    parser.add_argument("--variants", default="", help="separated by semicolons; all by default")
+    parser.add_argument("--variants", default="", help="separated by semicolons; default: all")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--rounds", type=int, help="of every run; as pinned by default")
-    parser.add_argument("--quick", action="store_true", help="the tasks' small versions")
+    parser.add_argument("--rounds", type=int, help="rounds per run; default: those of the task")
+    parser.add_argument("--quick", action="store_true", help="run small versions of the tasks")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--out", type=Path, default=Path("runs/sift"))
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side on one device")
-    given = parser.parse_args(words)
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs on one device")
+    arguments = parser.parse_args(words)
     try:
-        how = How(given.out, jobs=given.jobs)
-        runs = list(planned(given))
+        options = BatchOptions(arguments.out, jobs=arguments.jobs)
+        runs = list(planned_runs(arguments))
     except ValueError as problem:
         parser.error(str(problem))
-    ablate(runs, how)
+    ablate(runs, options)
 
 
-def planned(given: argparse.Namespace) -> Iterator[Planned]:
-    """Every run that is asked for, FedAdam's first: its best accuracy is the harder target."""
-    names = given.variants.split(";") if given.variants else list(VARIANTS)
-    tasks = checked("task", given.tasks.split(","), read("tasks")["tasks"])
-    settings = checked("setting", given.settings.split(","), read("tasks")["settings"])
-    wanted = Wanted(
-        seeds=given.seeds, rounds=given.rounds, quick=given.quick, device=given.device,
-        precision=given.precision,
+def planned_runs(arguments: argparse.Namespace) -> Iterator[PlannedRun]:
+    """Yield the selected runs, FedAdam first, as its best accuracy is the harder target."""
+    names = arguments.variants.split(";") if arguments.variants else list(VARIANTS)
+    tasks = checked("task", arguments.tasks.split(","), read_pinned("tasks")["tasks"])
+    settings = checked("setting", arguments.settings.split(","), read_pinned("tasks")["settings"])
+    selection = Selection(
+        seeds=arguments.seeds, rounds=arguments.rounds, quick=arguments.quick,
+        device=arguments.device, precision=arguments.precision,
     )  # fmt: skip
     for task, setting in product(tasks, settings):
         for name in sorted(checked("variant", names, VARIANTS), key=list(VARIANTS).index):
             line = {"algorithm": "sift-variant", **VARIANTS[name]}
-            pin = Pin("sift", "sift", "curves", "mibit", (task,), (setting,), (line,))
-            for run in plan(pin, wanted):
+            experiment = Experiment("sift", "sift", "curves", "mibit", (task,), (setting,), (line,))
+            for run in plan(experiment, selection):
                 yield replace(run, label=name)
 
 
 def checked(what: str, names: Sequence[str], known: Iterable[str]) -> Sequence[str]:
-    """The names, or ValueError with those that are known."""
+    """Return the names; raise ValueError if one is unknown."""
     for name in names:
         if name not in known:
-            raise ValueError(f"unknown {what} {name!r}; choose of: {'; '.join(known)}")
+            raise ValueError(f"unknown {what} {name!r}; choose from: {'; '.join(known)}")
     return names
 
 
-def ablate(runs: Sequence[Planned], how: How) -> None:
-    """Carry out what is not in the table, and write the table after each run."""
-    out = how.out
+def ablate(runs: Sequence[PlannedRun], options: BatchOptions) -> None:
+    """Execute the runs that are not in the table, and write the table after each run."""
+    out = options.out
     out.mkdir(parents=True, exist_ok=True)
     rows = {key_of(row): row for path in (HERE / TABLE, out / TABLE) for row in rows_in(path)}
     missing = [run for run in runs if not is_in(rows.get(key(run)), run)]
     failed = 0
-    for n, (run, end) in enumerate(carried_out(missing, how), 1):
-        failed += end.has_failed
-        print(f"{n}/{len(missing)} {run.path}: {end.words}", file=sys.stderr, flush=True)
-        for done in missing:  # all again, as FedAdam's best is the harder target of the others
-            if is_done(done, out):
-                rows[key(done)] = row_of(outcome_of(done, out), rows)
+    for n, (run, status) in enumerate(execute_runs(missing, options), 1):
+        failed += status.has_failed
+        print(f"{n}/{len(missing)} {run.path}: {status.text}", file=sys.stderr, flush=True)
+        for done in missing:  # all rows again, as FedAdam's best sets the harder target
+            if is_finished(done, out):
+                rows[key(done)] = row_of(read_outcome(done, out), rows)
         write(rows.values(), out / TABLE)
     print(out / TABLE)
     if failed:
-        sys.exit(f"{failed} of {len(missing)} runs failed; the same command tries them again")
+        sys.exit(f"{failed} of {len(missing)} runs failed; the same command retries them")
 
 
-def key(run: Planned) -> Key:
-    """What tells a run from the others."""
+def key(run: PlannedRun) -> Key:
+    """The key that identifies a run."""
     config = run.config
     numbers = str(config.seed), str(config.clients), config.precision
     return run.task, run.setting, run.label, *numbers
 
 
 def key_of(row: Row) -> Key:
-    """The same, of a row."""
+    """The key of the run in a row."""
     names = ("task", "setting", "variant", "seed", "clients", "precision")
     return tuple(row[name] for name in names)
 
 
-def is_in(row: Row | None, run: Planned) -> bool:
-    """Whether a row holds all of a run."""
+def is_in(row: Row | None, run: PlannedRun) -> bool:
+    """Whether a row has the result of the complete run."""
     return row is not None and (
         row["diverged"] == "True" or int(row["rounds"]) >= run.config.rounds
     )
 
 
 def row_of(outcome: Outcome, rows: dict[Key, Row]) -> Row:
-    """What a run came to."""
+    """The row with the result of a run."""
     run, history = outcome.run, outcome.history
     fedadam = rows.get(key(replace(run, label="fedadam")), {})
-    own = max((float(r["accuracy"] or 0) for r in history), default=0.0)
-    harder = own if run.label == "fedadam" else float(fedadam.get("best_accuracy") or "nan")
+    best = max((float(r["accuracy"] or 0) for r in history), default=0.0)
+    harder = best if run.label == "fedadam" else float(fedadam.get("best_accuracy") or "nan")
     last: Record = history[-1] if history else {}
     cells: dict[str, Any] = {
         "task": run.task,
@@ -148,7 +149,7 @@ def row_of(outcome: Outcome, rows: dict[Key, Row]) -> Row:
         "clients": run.config.clients,
         "rounds": len(history),
         "final_accuracy": last.get("accuracy"),
-        "best_accuracy": own,
+        "best_accuracy": best,
         "uplink_bytes": last.get("uplink_bytes"),
         "downlink_bytes": last.get("downlink_bytes"),
         "target": run.target,
@@ -163,13 +164,13 @@ def row_of(outcome: Outcome, rows: dict[Key, Row]) -> Row:
 
 
 def traffic(history: Sequence[Record], target: float, name: str) -> dict[str, Any]:
-    """The round that reached the target, and what had been sent by then."""
-    then = reached(history, target) or {}
-    return {f"{each}_to_{name}": then.get(each) for each in TRAFFIC}
+    """The round that reached the target, and the traffic up to it."""
+    record = reached(history, target) or {}
+    return {f"{column}_to_{name}": record.get(column) for column in TRAFFIC}
 
 
 def rows_in(path: Path) -> list[Row]:
-    """A table's rows; none if there is no table yet."""
+    """The rows of a table; none if it does not exist."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -177,7 +178,7 @@ def rows_in(path: Path) -> list[Row]:
 
 
 def write(rows: Any, path: Path) -> None:
-    """The whole table at once: whoever reads it never sees half of one."""
+    """Replace the whole table atomically."""
     text = StringIO()
     writer = csv.DictWriter(text, HEADER, lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""Write the tables of docs/explanation/sift.md: `python reproduce/sift/page.py` (at once)."""
+"""Write the tables of docs/explanation/sift.md: `python reproduce/sift/page.py`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SETTINGS = {
     "theta-1": "Dirichlet 1",
 }
 UNITS = {"kB": 1e3, "MB": 1e6}
-NONE_YET = "There are no figures yet."
+NO_RESULTS = "There are no results yet."
 Row = dict[str, str]
-Told = dict[str, Any]
+Result = dict[str, Any]
 
 
-def compared() -> list[Told]:
+def compared() -> list[Result]:
     """The committed comparison with other methods; empty if there is none."""
-    found: list[Told] = json.loads(COMPARED.read_text("utf-8")) if COMPARED.exists() else []
+    found: list[Result] = json.loads(COMPARED.read_text("utf-8")) if COMPARED.exists() else []
     return found
 
 
@@ -49,81 +49,85 @@ def rows() -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def comparison(found: Sequence[Told]) -> Iterator[str]:
-    """For each task and setting: a heading, a table of the methods, and where it was made."""
-    groups: dict[tuple[str, str], list[Told]] = {}
-    for told in found:
-        groups.setdefault((told["task"], told["setting"]), []).append(told)
-    for (task, setting), own in groups.items():
+def comparison(found: Sequence[Result]) -> Iterator[str]:
+    """Yield, per task and setting, a heading, a table of the methods, and its origin."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in found:
+        groups.setdefault((result["task"], result["setting"]), []).append(result)
+    for (task, setting), group in groups.items():
         yield f"### {name_of(task, setting)}"
-        target, harder = (percent(own[0][goal]["accuracy"]) for goal in ("target", "harder"))
-        unit = unit_of(1e6 * (told["target"]["up"] or {}).get("mean", math.inf) for told in own)
-        yield (
-            f"Traffic in {unit} per client to {target}, and up to {harder}, FedAdam's best. "
-            f"Down excludes the first model, {amount(1e6 * own[0]['first_model'], unit)} {unit} "
-            "with every method."
+        target, harder = (percent(group[0][goal]["accuracy"]) for goal in ("target", "harder"))
+        unit = unit_of(
+            1e6 * (result["target"]["up"] or {}).get("mean", math.inf) for result in group
         )
-        yield markdown(methods(own, unit))
-        yield "; ".join(made_by(own)) + "."
+        yield (
+            f"Traffic to {target}, in {unit} per client, and uplink to {harder}, FedAdam's best. "
+            f"The initial model is not counted: every method sends its "
+            f"{amount(1e6 * group[0]['first_model'], unit)} {unit} to each client."
+        )
+        yield markdown(methods(group, unit))
+        yield "; ".join(origins(group)) + "."
 
 
-def methods(own: Sequence[Told], unit: str) -> Iterator[tuple[str, ...]]:
-    """A line a method, its seeds as one."""
+def methods(group: Sequence[Result], unit: str) -> Iterator[tuple[str, ...]]:
+    """One row per method, as means over its seeds."""
     yield (
         "method", "rounds", "up", "down", "up: times fewer", "both: times fewer",
         "up to FedAdam's best", "best accuracy", "final accuracy",
     )  # fmt: skip
-    for told in own:
-        target, harder = told["target"], told["harder"]
+    for result in group:
+        target, harder = result["target"], result["harder"]
         rounds = (target["round"] or {}).get("mean")
         up, down, further = (
             amount(cost and 1e6 * cost["mean"], unit)
             for cost in (target["up"], target["down"], harder["up"])
         )
         yield (
-            f"`{told['method']}`", whole(rounds), up, down, times(target["ratio_up"]),
+            f"`{result['method']}`", whole(rounds), up, down, times(target["ratio_up"]),
             times(target["ratio_both"]), further,
-            percent(told["best_accuracy"]["mean"]), percent(told["final_accuracy"]["mean"]),
+            percent(result["best_accuracy"]["mean"]), percent(result["final_accuracy"]["mean"]),
         )  # fmt: skip
 
 
-def made_by(own: Sequence[Told]) -> Iterator[str]:
-    """Where the lines of a table come from, those from one place together."""
+def origins(group: Sequence[Result]) -> Iterator[str]:
+    """Yield the origin of the rows of a table, grouped by origin."""
     groups: dict[str, list[str]] = {}
-    for told in own:
-        seeds = [{"seed": seed} for seed in told["seeds"]]
-        place = made([each | seed for each in told["environment"] for seed in seeds])
-        groups.setdefault(place, []).append(f"`{told['method']}`")
+    for result in group:
+        seeds = [{"seed": seed} for seed in result["seeds"]]
+        place = origin(
+            [environment | seed for environment in result["environment"] for seed in seeds]
+        )
+        groups.setdefault(place, []).append(f"`{result['method']}`")
     for place, names in groups.items():
         yield f"{', '.join(names)}: {place}"
 
 
 def ablation(found: Sequence[Row]) -> Iterator[str]:
-    """For each task and setting: a heading, a table of the variants, and where it was made."""
+    """Yield, per task and setting, a heading, a table of the variants, and its origin."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in found:
         groups.setdefault((row["task"], row["setting"]), []).append(row)
-    for (task, setting), own in groups.items():
-        target, harder = (mean(own, key) for key in ("target", "harder_target"))
+    for (task, setting), group in groups.items():
+        target, harder = (mean(group, key) for key in ("target", "harder_target"))
         yield f"### {name_of(task, setting)}: variants"
-        unit = unit_of(float(row["uplink_bytes_to_target"] or math.inf) for row in own)
+        unit = unit_of(float(row["uplink_bytes_to_target"] or math.inf) for row in group)
         yield (
-            f"Target {percent(target)}; harder target, FedAdam's own best: {percent(harder)}. "
-            f"Traffic in {unit} per client; down includes the first model."
+            f"Target {percent(target)}; harder target, FedAdam's own best, {percent(harder)}. "
+            f"{unit} per client, up and down; down includes the initial model."
         )
-        yield markdown(variants(own, unit))
-        clients = "/".join(sorted({row["clients"] for row in own}))
-        yield f"{clients} clients; {made(own)}."
+        yield markdown(variants(group, unit))
+        clients = "/".join(sorted({row["clients"] for row in group}))
+        yield f"{clients} clients; {origin(group)}."
 
 
-def variants(own: Sequence[Row], unit: str) -> Iterator[tuple[str, ...]]:
-    """A line a variant, its seeds as one."""
+def variants(group: Sequence[Row], unit: str) -> Iterator[tuple[str, ...]]:
+    """One row per variant, as means over its seeds."""
     yield (
         "variant", "seeds", "up to target", "down to target", "up to harder", "down to harder",
         "best accuracy", "final accuracy",
     )  # fmt: skip
-    for variant in dict.fromkeys(row["variant"] for row in own):
-        seeds = [row for row in own if row["variant"] == variant]
+    for variant in dict.fromkeys(row["variant"] for row in group):
+        seeds = [row for row in group if row["variant"] == variant]
         yield (
             variant, str(len(seeds)),
             *(amount(mean(seeds, f"{way}_bytes_to_{goal}"), unit)
@@ -133,23 +137,23 @@ def variants(own: Sequence[Row], unit: str) -> Iterator[tuple[str, ...]]:
 
 
 def name_of(task: str, setting: str) -> str:
-    """What a reader calls them."""
+    """The name of a task and setting for readers."""
     name = "by document" if (task, setting) == ("char-lm", "noniid") else SETTINGS[setting]
     return f"{TASKS[task]}, {name}"
 
 
-def mean(own: Sequence[Row], key: str) -> float | None:
-    """The mean over the rows; None unless each has a figure.
+def mean(group: Sequence[Row], key: str) -> float | None:
+    """The mean over the rows; None unless all have a value.
 
     >>> mean([{"x": "1"}, {"x": "3"}], "x"), mean([{"x": "1"}, {"x": ""}], "x")
     (2.0, None)
     """
-    cells = [row[key] for row in own]
+    cells = [row[key] for row in group]
     return fmean(map(float, cells)) if all(cells) else None
 
 
 def unit_of(sent: Iterable[float]) -> str:
-    """The unit in which the least of the bytes is a number of a few digits.
+    """The unit in which the smallest number of bytes has few digits.
 
     >>> unit_of([5_200.0, 1_223_300.0]), unit_of([5_232_600.0])
     ('kB', 'MB')
@@ -158,7 +162,7 @@ def unit_of(sent: Iterable[float]) -> str:
 
 
 def amount(x: float | None, unit: str) -> str:
-    """Bytes in a unit; a dash where some seed did not get there.
+    """Bytes in a unit; a dash if not all seeds reached the target.
 
     >>> amount(1_223_300.0, "kB"), amount(None, "kB")
     ('1 223.3', '–')
@@ -167,7 +171,7 @@ def amount(x: float | None, unit: str) -> str:
 
 
 def times(x: float | None) -> str:
-    """A ratio in three digits; a dash where there is none.
+    """A ratio in three digits; a dash for None.
 
     >>> times(38.04), times(0.05711), times(None)
     ('38', '0.0571', '–')
@@ -176,34 +180,34 @@ def times(x: float | None) -> str:
 
 
 def whole(x: float | None) -> str:
-    """A mean of rounds."""
+    """A mean number of rounds."""
     return "–" if x is None else f"{x:.0f}"
 
 
 def percent(x: float | None) -> str:
-    """In percent."""
+    """A share in percent."""
     return "–" if x is None else f"{100 * x:.2f} %"
 
 
 def markdown(body: Iterator[tuple[str, ...]]) -> str:
-    """A table."""
+    """A Markdown table."""
     head, *rest = body
     ruled = [head, ("---", *("--:",) * (len(head) - 1)), *rest]
     return "\n".join("| " + " | ".join(line) + " |" for line in ruled)
 
 
-def made(places: Sequence[dict[str, Any]]) -> str:
-    """Where a table's figures come from."""
-    commits: dict[str, dict[str, None]] = {}  # by device; a dict keeps their order
+def origin(places: Sequence[dict[str, Any]]) -> str:
+    """The seeds, devices and commits of a table."""
+    commits: dict[str, dict[str, None]] = {}  # by device; a dict keeps the order
     for each in places:
         commits.setdefault(f"{each['device']}, {each['precision']}", {})[each["commit"]] = None
-    found = (f"{device}, {listed('commit', own)}" for device, own in commits.items())
+    found = (f"{device}, {listed('commit', hashes)}" for device, hashes in commits.items())
     seeds = listed("seed", sorted({str(each["seed"]) for each in places}))
     return f"{seeds}, {' and '.join(found)}"
 
 
 def listed(what: str, names: Collection[str]) -> str:
-    """One or several of something.
+    """A list of names, with its noun in singular or plural.
 
     >>> listed("seed", ["0"]), listed("seed", ["0", "1"])
     ('seed 0', 'seeds 0, 1')
@@ -211,18 +215,18 @@ def listed(what: str, names: Collection[str]) -> str:
     return f"{what}{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
-def filled(page: str, found: Sequence[Told], ablated: Sequence[Row]) -> str:
-    """The page with its tables between the marks."""
+def filled(page: str, found: Sequence[Result], ablated: Sequence[Row]) -> str:
+    """The page with the tables inserted between the marks."""
     page = between(page, "comparison", comparison(found))
     return between(page, "ablation", ablation(ablated))
 
 
 def between(page: str, mark: str, pieces: Iterator[str]) -> str:
-    """The page with the pieces between the marks, or with a word that there are none."""
+    """The page with the pieces between the marks, or a sentence that there are none."""
     first, last = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
     before, _, rest = page.partition(first)
     _, _, after = rest.partition(last)
-    content = "\n\n".join(pieces) or NONE_YET
+    content = "\n\n".join(pieces) or NO_RESULTS
     return f"{before}{first}\n\n{content}\n\n{last}{after}"
 
 

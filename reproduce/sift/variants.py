@@ -1,9 +1,9 @@
-"""One general method with a switch for every ingredient that sift has, or might have had.
+"""A general method with a switch for every ingredient of sift and for those it leaves out.
 
-With its defaults it is sift, bit for bit; tests/test_sift_variants.py holds it to that. The method
-that ships stays simple, and what was left out of it can be measured here. Every client is expected
-in every round. A common mask is counted as if it had to be sent, and the mean over the senders
-costs a bit a coordinate that says only that it was sent: both could be spared.
+With its defaults it is sift, bit for bit (tests/reproduce/test_sift_variants.py). It keeps sift
+itself simple, as ingredients that sift leaves out can be measured here. Every client must take part
+in every round. Two costs could be avoided: a common mask is counted as if it were sent, and the
+mean over the senders takes one bit per sent coordinate.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from fedsift.seeding import stream
 from fedsift.selection.masks import num_kept, top_k, top_k_per_layer
 from fedsift.vector import Moments
 
-WARMER = 5
-"""How many times denser a warm-up begins."""
+WARM_UP_FACTOR = 5
+"""Initial density of a warm-up, as a multiple of the final one."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "fedadam": {"algorithm": "fedadam"},
@@ -109,7 +109,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "0.5 %, residual fades by 0.98": {"density": 0.005, "decay": 0.98},
     "2 %, V every 5th round": {"density": 0.02, "v_every": 5},
 }
-"""Every variant by name, as what it changes in sift; those with an algorithm are other methods."""
+"""The settings of sift that each variant changes; an ``algorithm`` stands for another method."""
 
 
 @method("sift-variant")
@@ -140,22 +140,22 @@ def sift_variant(
     beta2: Beta2 = 0.999,
     eps: Epsilon = 1e-6,
 ) -> Algorithm:
-    """Sift with any of its ingredients changed.
+    """Return sift with changed ingredients.
 
-    ``decay``: 0 is no residual, 1 one that never fades. ``against``: what is compressed is the
-    difference to so much of the last global update. ``w_bits``: 1 is signs. ``m_bits``: 0 is M not
-    sent. ``v_every``: V in every n-th round, 0 is never; ``v_means``: V as the means of blocks;
-    ``counted``: V's steps are as large as the number of earlier ones makes right. ``per_layer``:
-    one density for every layer. ``warm_rounds``: the density begins high and falls. ``senders``:
-    the mean over those who sent a coordinate. ``common``: one mask for all, half of it from the
-    last global update. ``keep_down``: the server keeps what it did not send; ``down_density`` 1
-    sends the mean as it is. ``whole_steps``: lr makes up for M's start at 0.
-    ``momentum`` is the server's; with ``nesterov`` it looks a step ahead. ``clip``: the most that a
-    gradient's norm may be, 0 is anything; it rises in the first ``warmup_rounds``.
-    ``average``: the share of all rounds over which W's average, the model, reaches back.
+    ``decay`` is the factor of the residual: 0 for none, 1 for no decay. ``against`` is the share of
+    the last global update that is subtracted before compression. ``w_bits``: 1 sends signs.
+    ``m_bits``: 0 does not send M. ``v_every`` sends V in every n-th round, 0 never; ``v_means``
+    sends V as means of blocks; ``counted`` corrects V's steps for the number of earlier steps.
+    ``per_layer`` applies the density to each layer. ``warm_rounds`` decreases the density from a
+    high value. ``senders`` averages over the clients that sent a coordinate. ``common`` uses one
+    mask for all clients, half of it from the last global update. ``keep_down`` keeps a residual at
+    the server; ``down_density`` 1 sends the exact mean. ``whole_steps`` increases lr to compensate
+    for M's start at 0. ``momentum`` is that of the server, ``nesterov`` its Nesterov form. ``clip``
+    bounds the norm of a gradient, 0 does not; the bound rises in the first ``warmup_rounds``.
+    ``average`` is the share of all rounds that W's average, the model, covers.
     """
     given = dict(locals())
-    whole = lr / strength(beta1, local_steps) if whole_steps and not m_bits else lr
+    whole = lr / mean_momentum_weight(beta1, local_steps) if whole_steps and not m_bits else lr
     settings = {key: given[key] for key in Rule.__dataclass_fields__ if key != "step"}
 
     @cache
@@ -163,7 +163,7 @@ def sift_variant(
         step = AdamStep(whole, beta1, beta2, eps, clip=bound)
         return Rule(step, **settings)
 
-    rule_with(clip)  # refuses settings that do not go together
+    rule_with(clip)  # raises an error for incompatible settings
     return Algorithm(
         lambda round: rule_with(gradient_bound(round, clip or math.inf, warmup_rounds)).phase(
             round
@@ -176,7 +176,7 @@ def sift_variant(
 
 @dataclass(frozen=True)
 class Rule:
-    """The functions of a round, all of which look at the switches."""
+    """The functions of a round, which depend on the switches."""
 
     step: Step
     density: float
@@ -201,12 +201,14 @@ class Rule:
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.m_bits, self.against, self.counted))) > 1:
-            raise ValueError("m-bits, against and counted all need the place of the global M")
+            raise ValueError(
+                "m-bits, against and counted exclude each other, as all use the global M"
+            )
         if (self.m_bits and self.senders) or (self.v_means and self.v_every != 1):
-            raise ValueError("m-bits and senders, v-means and v-every do not go together")
+            raise ValueError("m-bits excludes senders, and v-means excludes v-every")
 
     def phase(self, round: int) -> Phase:
-        """The round's phase; the local step is the same object in all of them."""
+        """The phase of a round; all phases share the local step."""
         bits = partial(self.paper_bits, round)
         return Phase(
             self.local_steps,
@@ -219,35 +221,35 @@ class Rule:
         )
 
     def local_start(self, state: Moments, memory: Memory) -> Moments:
-        """From the global W and V; from M only if it is sent."""
+        """Start from the global W and V, and from the global M only if it is sent."""
         return state if self.m_bits else state._replace(m=torch.zeros_like(state.m))
 
     def send(self, context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
-        """The largest of what is wanted, in few bits, and V and M beside it."""
+        """Send the largest wanted coordinates in few bits, with V and M at the same coordinates."""
         start, delta = update.start, update.delta
         wanted = delta.w + self.decay * memory["residual"]
-        kept_now: dict[str, Tensor] = {}
+        new_memory: dict[str, Tensor] = {}
         last = torch.zeros_like(wanted)
         if "start" in memory:
             last = start.w - memory["start"] if context.round > 1 else last
             wanted = wanted - self.against * last
-            kept_now["start"] = start.w.clone()
+            new_memory["start"] = start.w.clone()
         mask, k = self.mask(context, wanted, last)
         m = torch.ones_like(wanted) if self.senders else delta.m  # to count the senders
         parts, left = self.coded(context.round, Moments(wanted, m, delta.v), mask, k)
         if self.v_means:
             parts += block_mean_parts(block_means(delta.v))
-        return parts, {"residual": left["w"], **kept_now}
+        return parts, {"residual": left["w"], **new_memory}
 
     def broadcast(self, context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
-        """The same for the mean; the server keeps what it did not send."""
+        """Compress the mean in the same way; the server keeps the residual."""
         mean = self.over_senders(mean)
         velocity = self.momentum * memory["velocity"] + mean.w
-        way = self.momentum * velocity + mean.w if self.nesterov else velocity
+        step = self.momentum * velocity + mean.w if self.nesterov else velocity
         if self.down_density == 1:
-            after = {**memory, "velocity": velocity, **self.lagging(context, memory, way)}
-            return nonzero_parts(mean._replace(w=way[0])), after
-        w, v = way + memory["residual"], mean.v[None]
+            after = {**memory, "velocity": velocity, **self.lagging(context, memory, step)}
+            return nonzero_parts(mean._replace(w=step[0])), after
+        w, v = step + memory["residual"], mean.v[None]
         v = v if self.v_means else v + memory["residual_v"]
         k = num_kept(self.down_density, context.d)
         parts, left = self.coded(context.round, Moments(w, mean.m[None], v), top_k(w, k), k, True)
@@ -261,12 +263,12 @@ class Rule:
         return parts, {**after, "velocity": velocity, **lagging}
 
     def lagging(self, context: Context, memory: Memory, sent: Tensor) -> Memory:
-        """W's step, and how far its average is behind."""
+        """The step of W, and the lag of its average."""
         step = self.against * memory["step"] + sent
         return {"step": step, "lag": average_lag(context.round, self.average, memory["lag"], step)}
 
     def apply(self, state: Moments, received: Moments) -> Moments:
-        """The sum; the place of M may hold the last update, or how many each V has had."""
+        """Add the update; M may hold the last update, or the number of updates of each V."""
         if self.v_means:
             received = received._replace(v=spread(received.v))
         if self.against:
@@ -279,14 +281,14 @@ class Rule:
         return state.plus(received)
 
     def over_senders(self, mean: Moments) -> Moments:
-        """The mean over those who sent a coordinate, whose share came in the place of M."""
+        """The mean over the clients that sent a coordinate; their share is in the place of M."""
         if not self.senders:
             return mean
         share = mean.m.masked_fill(mean.m == 0, 1)
         return Moments(mean.w / share, torch.zeros_like(share), mean.v / share)
 
     def mask(self, context: Context, wanted: Tensor, last: Tensor) -> tuple[Tensor, int]:
-        """Which coordinates a client sends, and how many they are."""
+        """The coordinates that a client sends, and their number."""
         density = self.density_in(context.round)
         k = num_kept(density, context.d)
         if self.common:
@@ -299,28 +301,28 @@ class Rule:
         return top_k(wanted, k), k
 
     def density_in(self, round: int) -> float:
-        """The density of a round: in a warm-up it falls in equal steps."""
+        """The density of a round, which decreases linearly in a warm-up."""
         if not self.warm_rounds:
             return self.density
         warmth = max(0.0, 1 - (round - 1) / self.warm_rounds)
-        return min(1.0, self.density * (1 + (WARMER - 1) * warmth))
+        return min(1.0, self.density * (1 + (WARM_UP_FACTOR - 1) * warmth))
 
     def sends_v(self, round: int) -> bool:
-        """Whether V travels coordinate by coordinate in this round."""
+        """Whether V is sent by coordinate in this round."""
         due = self.v_every and (round - 1) % self.v_every == 0
         return bool(due) and not self.v_means
 
     def coded(
         self, round: int, x: Moments, mask: Tensor, k: int, down: bool = False
     ) -> tuple[Parts, Mapping[str, Tensor]]:
-        """The masked coordinates in few bits, and what is left of W and V."""
+        """The masked coordinates in few bits, and the residuals of W and V."""
         coders = self.coders(round, x.w.dtype.itemsize > 4, down)
         values = {role: t for role, t in zip(("w", "m", "v"), x, strict=True) if role in coders}
         (part,) = sparse(values, mask, coders, k=k)
         return (part,), {role: residual_after(values[role], part, role) for role in part.values}
 
     def coders(self, round: int, wide: bool, down: bool) -> dict[Role, ValueCoder]:
-        """How each role's values are written."""
+        """The value coder of each role."""
         of_w = (
             Linear(self.w_bits, float64_scales=wide)
             if self.w_bits > 1
@@ -336,14 +338,14 @@ class Rule:
         return found
 
     def paper_bits(self, round: int, d: int) -> float:
-        """Bits a client sends in a round."""
+        """Bits per client and round."""
         each = self.w_bits + self.m_bits + self.senders + V_BITS * self.sends_v(round)
         means = math.ceil(d / BLOCK) * Q if self.v_means else 0
         return num_kept(self.density_in(round), d) * (each + math.log2(d)) + means
 
 
-def strength(beta1: float, steps: int) -> float:
-    """How strong M is on the mean of a round's steps if it begins at 0, of 1 in the long run."""
+def mean_momentum_weight(beta1: float, steps: int) -> float:
+    """The mean weight of M over a round's steps if it starts at 0; it approaches 1."""
     return sum(1 - beta1**step for step in range(1, steps + 1)) / steps
 
 

@@ -1,11 +1,11 @@
-"""Is the advice worth taking? `python reproduce/theory/advise.py TASK` for each task.
+"""Compare the advice with the paper's defaults: `python reproduce/theory/advise.py TASK` per task.
 
 Calibrates with seed 0 on four fifths of the training data, then trains with the advice and with the
 paper's defaults on all of it, with seeds 1, 2 and 3, and counts the Mibit to the target on the test
-set. Writes advise-TASK.json. Needs Fashion-MNIST in FEDSIFT_DATA; ten minutes or so each.
+set. Writes advise-TASK.json. Needs Fashion-MNIST in FEDSIFT_DATA; about ten minutes per task.
 
-`python reproduce/theory/advise.py TASK MIBIT`, afterwards, trains both with seed 1 for so many
-Mibit and writes advise-beyond-TASK.json.
+`python reproduce/theory/advise.py TASK MIBIT` then trains both with seed 1 for this many Mibit and
+writes advise-beyond-TASK.json.
 """
 
 import json
@@ -31,7 +31,7 @@ TARGETS = {"digits-iid": 0.95, "digits-dirichlet": 0.85, "fashion-mnist-cnn": 0.
 
 
 def make(name: str, seed: int) -> Task:
-    """The task with a seed of its own; Fashion-MNIST is tested on 2,000 images."""
+    """The task with this seed; Fashion-MNIST is tested on 2,000 images."""
     if name == "fashion-mnist-cnn":
         whole = task("fashion-mnist", "iid", 10, batch_size=64, samples=4000, seed=seed)
         return replace(whole, test=(whole.test[0][:2000], whole.test[1][:2000]))
@@ -39,21 +39,21 @@ def make(name: str, seed: int) -> Task:
 
 
 def held_out(whole: Task) -> Task:
-    """Keep a fifth of every client's samples to judge by, and forget the test set."""
-    kept, judged = [], []
+    """Replace the test set by a fifth of every client's samples, held out from training."""
+    training, held = [], []
     for n, (x, y) in enumerate(whole.clients):
         order = stream(whole.seed, "held out", n).permutation(len(x))
         cut = len(x) // HELD_OUT
-        judged.append((x[order[:cut]], y[order[:cut]]))
-        kept.append((x[order[cut:]], y[order[cut:]]))
-    xs, ys = zip(*judged, strict=True)
-    return replace(whole, clients=kept, test=(torch.cat(xs), torch.cat(ys)))
+        held.append((x[order[:cut]], y[order[:cut]]))
+        training.append((x[order[cut:]], y[order[cut:]]))
+    xs, ys = zip(*held, strict=True)
+    return replace(whole, clients=training, test=(torch.cat(xs), torch.cat(ys)))
 
 
 def spent(name: str, seed: int, choice: Hyperparameters, target: float) -> dict[str, object]:
-    """Train until the target, or until enough is enough."""
-    mine = make(name, seed)
-    federation = Federation(mine, fedadam_ssm(**asdict(choice)), Reference(mine))
+    """Train to the target, but not beyond the limits of rounds and Mibit."""
+    local_task = make(name, seed)
+    federation = Federation(local_task, fedadam_ssm(**asdict(choice)), Reference(local_task))
     history = []
     for _, record in run_rounds(federation, federation.initial_snapshot(), MAX_ROUNDS):
         history.append(record)
@@ -69,36 +69,36 @@ def spent(name: str, seed: int, choice: Hyperparameters, target: float) -> dict[
 
 
 def main(name: str) -> None:
-    """Calibrate, validate, write."""
+    """Calibrate, validate and write the result."""
     target = TARGETS[name]
     advice = advise(held_out(make(name, 0)), target=target, on_settings=print)
     print(advice.json(), flush=True)
-    kept = {k: v for k, v in advice.json().items() if k not in ("reasons", "next")}
-    result = {"task": name, "target": target, "advice": kept}
+    fields = {k: v for k, v in advice.json().items() if k not in ("reasons", "next")}
+    result = {"task": name, "target": target, "advice": fields}
     for label, choice in (("advised", advice.choice), ("defaults", Hyperparameters())):
         result[label] = [spent(name, seed, choice, target) for seed in SEEDS]
     (HERE / f"advise-{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def beyond(name: str, mibit: float) -> None:
-    """Far past the target, with the same bits: does what was quick at first stay ahead? Seed 1."""
+    """Train far beyond the target, with seed 1 and equal bits, to see if the advice stays ahead."""
     advised = json.loads((HERE / f"advise-{name}.json").read_text("utf-8"))["advice"]["choice"]
-    found = {}
+    results = {}
     for label, choice in (("advised", Hyperparameters(**advised)), ("defaults", Hyperparameters())):
-        mine = make(name, SEEDS[0])
-        federation = Federation(mine, fedadam_ssm(**asdict(choice)), Reference(mine))
-        rounds = round(mibit / choice.mibit(mine.layout.d))
+        local_task = make(name, SEEDS[0])
+        federation = Federation(local_task, fedadam_ssm(**asdict(choice)), Reference(local_task))
+        rounds = round(mibit / choice.mibit(local_task.layout.d))
         history = [
             record for _, record in run_rounds(federation, federation.initial_snapshot(), rounds)
         ]
         accuracies = [record["accuracy"] for record in history]
-        found[label] = {
+        results[label] = {
             "rounds": rounds, "mibit": history[-1]["uplink_bits_paper"] / 2**20,
             "best_accuracy": max(accuracies), "last_accuracy": accuracies[-1],
         }  # fmt: skip
-        print(name, label, found[label], flush=True)
+        print(name, label, results[label], flush=True)
     path = HERE / f"advise-beyond-{name}.json"
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The command itself on held-out tasks: `python reproduce/theory/advise_command.py [TASK ...]`.
+"""Test the command on held-out tasks: `python reproduce/theory/advise_command.py [TASK ...]`.
 
 Runs `fedsift advise` (seed 10), then trains with its advice and with the paper's defaults, with
-seeds 11, 12 and 13, until the test accuracy reaches the target. No task, partition, number of
-clients or seed here was used while the calibration was made. Writes advise_command.csv. Needs
-Fashion-MNIST in FEDSIFT_DATA; some minutes each.
+seeds 11, 12 and 13, until the test accuracy reaches the target. None of these tasks, partitions,
+numbers of clients and seeds was used in the design of the calibration. Writes advise_command.csv.
+Needs Fashion-MNIST in FEDSIFT_DATA; a few minutes per task.
 """
 
 import gzip
@@ -32,12 +32,12 @@ HEADER = ("task", "target", "settings", "local_steps", "lr", "density", "seed", 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A task by the flags of the command, and the accuracy to reach."""
+    """A task, given by the flags of the command, and its target accuracy."""
 
     flags: dict[str, object]
     target: float
     images: int = 0
-    """Of Fashion-MNIST: so many to train with, and a third as many for the test."""
+    """Training images of Fashion-MNIST; a third as many are used for testing. 0: all."""
 
 
 TASKS = {
@@ -53,7 +53,7 @@ TASKS = {
 
 
 def main(names: list[str]) -> None:
-    """Every task, or those whose name holds one of the words given."""
+    """Run all tasks, or those whose name contains one of the words."""
     with tempfile.TemporaryDirectory() as folder:
         for name, task in TASKS.items():
             if names and not any(word in name for word in names):
@@ -65,7 +65,7 @@ def main(names: list[str]) -> None:
 
 
 def shorten(images: int, folder: Path) -> None:
-    """A folder with a smaller Fashion-MNIST, in the format of the whole one."""
+    """Write a part of Fashion-MNIST to a folder, in the official format."""
     (folder / "fashion-mnist").mkdir()
     for part, number in (("train", images), ("t10k", images // 3)):
         x, y = read_fashion_mnist(part)
@@ -75,42 +75,42 @@ def shorten(images: int, folder: Path) -> None:
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:
-    """Bytes in the IDX format: two zeros, type, number of axes, their sizes, the data."""
+    """Write bytes in the IDX format: two zeros, type, number of axes, their sizes, the data."""
     sizes = np.array(values.shape, ">u4").tobytes()
     raw = bytes((0, 0, 8, values.ndim)) + sizes + values.astype(np.uint8).tobytes()
     path.write_bytes(gzip.compress(raw, 1))
 
 
 def study(name: str, task: HeldOut) -> list[tuple[object, ...]]:
-    """Ask for advice, take it, and do without it."""
-    advice = ask(task)
+    """Get the advice, then train with it and with the defaults."""
+    advice = advice_for(task)
     print(name, advice["choice"], advice["reasons"], flush=True)
     rows = []
-    for label, choice, said in (
+    for label, choice, predicted in (
         ("advised", Hyperparameters(**advice["choice"]), advice["predicted"]),
         ("defaults", Hyperparameters(), advice["predicted_default"]),
     ):
         for seed in SEEDS:
             values = {**task.flags, **asdict(choice), "seed": seed, "device": "cpu"}
             mibit, rounds, *rest = spent(RunConfig.from_values(values), task.target)
-            taken = (seed, mibit, rounds, rounds * choice.local_steps, rest[0], shown(said))
-            rows.append((name, task.target, label, *asdict(choice).values(), *taken, *rest[1:]))
+            measured = (seed, mibit, rounds, rounds * choice.local_steps, rest[0], shown(predicted))
+            rows.append((name, task.target, label, *asdict(choice).values(), *measured, *rest[1:]))
             print(*rows[-1], flush=True)
     return rows
 
 
-def ask(task: HeldOut) -> dict:
-    """What the command says."""
+def advice_for(task: HeldOut) -> dict:
+    """The JSON output of the command."""
     flags = [word for key, value in task.flags.items() for word in (f"--{key}", str(value))]
     words = [*flags, "--target", str(task.target), "--seed", str(CALIBRATED), "--json"]
     command = [sys.executable, "-m", "fedsift", "advise", *words]
     print(*command[1:], flush=True)
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(said.stdout)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)
 
 
 def spent(config: RunConfig, target: float) -> tuple[str, int, str, str, str]:
-    """Mibit and rounds to the target (no Mibit if it was not reached), and where that was seen."""
+    """Mibit (empty if not reached) and rounds to the target, best accuracy, commit and device."""
     federation = federation_of(config)
     history = []
     for _, record in run_rounds(federation, federation.initial_snapshot(), MAX_ROUNDS):
@@ -118,13 +118,13 @@ def spent(config: RunConfig, target: float) -> tuple[str, int, str, str, str]:
         if record["accuracy"] >= target:
             break
     row = row_of(config.algorithm, history, target)
-    made = environment(config)
+    about = environment(config)
     best = shown(row.best_accuracy)
-    return shown(row.mibit), len(history), best, made["commit"], made["device"]
+    return shown(row.mibit), len(history), best, about["commit"], about["device"]
 
 
 def shown(x: float | None) -> str:
-    """A number to four decimals, or nothing."""
+    """A number to four decimals, or an empty string."""
     return "" if x is None else f"{x:.4f}"
 
 

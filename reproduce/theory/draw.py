@@ -1,6 +1,6 @@
 """Draw reality.csv: `python reproduce/theory/draw.py` (a second).
 
-Writes reality.png, and the same for the page, which shows only what lies under docs/.
+Writes reality.png, and a copy under docs/ for the page.
 """
 
 import math
@@ -14,9 +14,9 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-LINES = {
+CURVES = {
     "theorem": "Theorem 1, corrected",
-    "sharper": "moments followed one by one",
+    "sharper": "moments bounded separately",
     "travel": "no theorem: distance traveled",
     "real": "real, largest client",
 }
@@ -30,7 +30,7 @@ def main() -> None:
     """The deviation and its bounds over the steps of each task's last round."""
     rows = read(HERE / "reality.csv")
     names = list(dict.fromkeys(row["task"] for row in rows))
-    height = math.ceil((len(names) + 1) / WIDTH)  # the last panel is for the legend
+    height = math.ceil((len(names) + 1) / WIDTH)  # the last panel has the legend
     figure, axes = plt.subplots(
         height, WIDTH, figsize=(10.5, 3.2 * height), sharey=True, layout="tight"
     )
@@ -38,13 +38,13 @@ def main() -> None:
     for axis in axes.flat[len(names) :]:
         axis.axis("off")
     for name, axis in zip(names, axes.flat, strict=False):
-        mine = [row for row in rows if row["task"] == name and int(row["step"]) > 0]
-        draw(axis, [row for row in mine if row["round"] == mine[-1]["round"]])
-        axis.set_title(f"{NAMES[name]} ({mine[0]['images']} images)", fontsize=10)
+        task_rows = [row for row in rows if row["task"] == name and int(row["step"]) > 0]
+        draw(axis, [row for row in task_rows if row["round"] == task_rows[-1]["round"]])
+        axis.set_title(f"{NAMES[name]} ({task_rows[0]['images']} images)", fontsize=10)
     for axis in axes[:, 0]:
         axis.set_ylabel("distance from centralized Adam")
     last.legend(*axes[0, 0].get_legend_handles_labels(), loc="center", frameon=False)
-    note = "The axis is compressed upwards:\nabove 10⁴ equal steps are not equal factors."
+    note = "The axis is compressed:\nabove 10⁴, equal steps are not equal factors."
     last.text(0.5, 0.16, note,
               ha="center", fontsize=8, transform=last.transAxes)  # fmt: skip
     figure.savefig(HERE / "reality.png", dpi=110)
@@ -52,9 +52,9 @@ def main() -> None:
 
 
 def draw(axis: Axes, rows: list[dict[str, str]]) -> None:
-    """One task; each line says where it ends."""
+    """Draw one task; each line is labeled with its last value."""
     steps = [int(row["step"]) for row in rows]
-    for (name, label), color in zip(LINES.items(), COLORS, strict=True):
+    for (name, label), color in zip(CURVES.items(), COLORS, strict=True):
         logs = [math.log10(float(r["largest"])) if name == "real" else float(r[f"log10_{name}"])
                 for r in rows]  # fmt: skip
         axis.plot(steps, logs, color=color, label=label)
@@ -69,7 +69,7 @@ def draw(axis: Axes, rows: list[dict[str, str]]) -> None:
 
 
 def power(exponent: str) -> str:
-    """Ten to it, typeset."""
+    """A power of ten for matplotlib."""
     return f"$10^{{{exponent}}}$"
 
 

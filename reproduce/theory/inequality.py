@@ -1,7 +1,7 @@
-"""Theorem 1 on convex federations: `python reproduce/theory/inequality.py` (about 2 minutes).
+"""Test Theorem 1 on convex federations: `python reproduce/theory/inequality.py` (about 2 minutes).
 
-Writes inequality.csv, one row a random trial (seeds 0 to 199), and sampling.csv: how often the
-inequality fails after one step where σ_l is the standard deviation that Assumption 3 speaks of.
+Writes inequality.csv, one row per random trial (seeds 0 to 199), and sampling.csv: how often the
+inequality fails after one step if σ_l is the standard deviation of Assumption 3.
 """
 
 import csv
@@ -14,7 +14,7 @@ SEEDS = range(200)
 
 
 def main() -> None:
-    """Run every trial and write both tables."""
+    """Run all trials and write both tables."""
     cases = [(kind, seed, batch) for kind in PROBLEMS for batch in (None, 2) for seed in SEEDS]
     trials = [run_trial(*case) for case in cases]
     with (HERE / "inequality.csv").open("w", encoding="utf-8", newline="") as file:

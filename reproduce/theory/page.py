@@ -1,4 +1,4 @@
-"""Write the tables of docs/explanation/theory.md: `python reproduce/theory/page.py` (at once)."""
+"""Write the tables of docs/explanation/theory.md: `python reproduce/theory/page.py`."""
 
 from collections.abc import Iterator
 from statistics import mean
@@ -17,7 +17,7 @@ WEIGHTS = {"theorem": "Theorem 1", "sharper": "sharper", "equal": "1, 1, 1"}
 
 
 def deviation() -> Iterator[tuple[str, ...]]:
-    """The end of each task's last round."""
+    """The deviation at the end of the last round of each task."""
     rows = {row["task"]: row for row in read(HERE / "reality.csv")}
     yield (
         "task", "real, largest client", "Theorem 1, corrected", "moments one by one",
@@ -29,7 +29,7 @@ def deviation() -> Iterator[tuple[str, ...]]:
 
 
 def masks() -> Iterator[tuple[str, ...]]:
-    """Means over the rounds, at density 0.05."""
+    """The costs of the masks at density 0.05, as means over the rounds."""
     cells: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in read(HERE / "masks.csv"):
         if row["density"] == "0.05":
@@ -41,7 +41,7 @@ def masks() -> Iterator[tuple[str, ...]]:
 
 
 def constants() -> Iterator[tuple[str, ...]]:
-    """Each constant with its range; one that is a largest value seen has no other low end."""
+    """The constants with their ranges; a maximum of observations is its own lower end."""
     found: dict[str, dict[str, str]] = {}
     for row in read(HERE / "constants.csv"):
         value, low, high = (
@@ -51,20 +51,20 @@ def constants() -> Iterator[tuple[str, ...]]:
         shown = value + ranges.get(row["constant"], f" ({low} to {high})")
         found.setdefault(row["task"], {})[row["constant"]] = shown
     yield "task", "ρ", "G", "σ_l", "σ_g", "μ (at most)"
-    for task, mine in found.items():
+    for task, values in found.items():
         names = ("rho", "grad_bound", "sigma_l", "sigma_g", "mu")
-        yield NAMES[task], *(mine[name] for name in names)
+        yield NAMES[task], *(values[name] for name in names)
 
 
 def markdown(rows: Iterator[tuple[str, ...]]) -> str:
-    """A table."""
+    """A Markdown table."""
     head, *body = rows
     lines = [head, ("---",) * len(head), *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines).replace(" --- ", "---")
 
 
 def filled(page: str) -> str:
-    """The page with its tables between their marks."""
+    """The page with the tables inserted between their marks."""
     for table in (deviation, masks, constants):
         name = table.__name__
         first, last = f"<!-- {name} -->", f"<!-- end of {name} -->"

@@ -1,4 +1,4 @@
-"""The tables beside these scripts: a run replaces the rows of the tasks that it did."""
+"""The tables next to these scripts: a run replaces the rows of its tasks."""
 
 import csv
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ HERE = Path(__file__).parent
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """A table's rows; none if there is no table yet."""
+    """The rows of a table; none if it does not exist."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -16,9 +16,9 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def replace_rows(path: Path, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Write the rows, whose first column is the task, in place of those of the same tasks.
+    """Replace the rows of the same tasks; the first column is the task.
 
-    A table that is not there yet begins with the rows of the one beside these scripts.
+    A new table starts with the rows of the table next to these scripts.
     """
     new = [dict(zip(header, map(str, row), strict=True)) for row in rows]
     done = {row["task"] for row in new}

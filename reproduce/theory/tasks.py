@@ -1,4 +1,4 @@
-"""The tasks on which the theory is tried, and how its scripts are told which of them to try."""
+"""The tasks on which the theory is tested, and the arguments that select them."""
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
@@ -26,7 +26,7 @@ def task(
     samples: int = 0,
     seed: int = 0,
 ) -> Task:
-    """A federation of a data set, or of a random part of it; the test set stays whole."""
+    """A federation of a data set, or of a random part of it, with the full test set."""
     data = load(dataset)
     x, y = data.train
     if samples:
@@ -50,46 +50,46 @@ TASKS = {
     "vgg11-cifar10": lambda: cifar10("vgg11", 20, 4000),
     "resnet18-cifar10": lambda: cifar10("resnet18", 20, 4000),
 }
-"""20 clients with all of digits; 10 clients with 2,000 images of Fashion-MNIST; 20 clients with
+"""20 clients with all of digits, 10 clients with 2,000 images of Fashion-MNIST, and 20 clients with
 4,000 images of CIFAR-10."""
-WATCHED = {
+COMPARED = {
     **TASKS,
     "vgg11-cifar10": lambda: cifar10("vgg11", 4, 400),
     "resnet18-cifar10": lambda: cifar10("resnet18", 4, 400),
 }
-"""The same, but for the two large networks 4 clients with 400 images: every client's weights and
-gradients are kept after every step."""
+"""The same, but 4 clients with 400 images for the two large networks, as every client's weights and
+gradients are stored after each step."""
 SMALL = "digits-iid,digits-dirichlet,fashion-mnist-cnn"
-"""What one core does in minutes; the large networks want a GPU."""
+"""The tasks that take minutes on one core; the large networks need a GPU."""
 
 
 def arguments(about: str) -> Namespace:
-    """Which tasks, on which device, and where the tables go."""
+    """Parse the tasks, the device and the folder of the tables."""
     parser = ArgumentParser(description=about.partition("\n")[0])
-    parser.add_argument("--tasks", default=SMALL, help=f"some of {','.join(TASKS)}")
+    parser.add_argument("--tasks", default=SMALL, help=f"from {','.join(TASKS)}")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--out", type=Path, default=HERE, help="folder for the tables")
-    given = parser.parse_args()
-    given.tasks = given.tasks.split(",")
-    if unknown := set(given.tasks) - set(TASKS):
-        parser.error(f"there is no task {', '.join(unknown)}; choose some of {', '.join(TASKS)}")
-    torch.backends.cudnn.allow_tf32 = False  # a deviation of 1e-3 is what we look for
-    return given
+    parsed = parser.parse_args()
+    parsed.tasks = parsed.tasks.split(",")
+    if unknown := set(parsed.tasks) - set(TASKS):
+        parser.error(f"there is no task {', '.join(unknown)}; choose from {', '.join(TASKS)}")
+    torch.backends.cudnn.allow_tf32 = False  # TF32 would hide deviations of 1e-3
+    return parsed
 
 
-def on(device: str, whole: Task) -> Task:
+def moved_to(device: str, whole: Task) -> Task:
     """The same task with its tensors on a device."""
     clients = [(x.to(device), y.to(device)) for x, y in whole.clients]
     return replace(whole, model=whole.model.to(device), clients=clients, test=None)
 
 
-def made(whole: Task) -> tuple[object, ...]:
-    """What a row's figures come from: images, seed, commit, device."""
+def origin(whole: Task) -> tuple[object, ...]:
+    """The origin of a row: images, seed, commit and device."""
     x = whole.clients[0][0]
     device = torch.cuda.get_device_name() if x.is_cuda else "cpu"
     return sum(len(y) for _, y in whole.clients), whole.seed, COMMIT, device
 
 
-MADE = ("images", "seed", "commit", "device")
+ORIGIN = ("images", "seed", "commit", "device")
 COMMIT = commit()
-"""As the script begins: the tables that it writes are no change of the code."""
+"""The commit at the start, as the tables written later are not changes of the code."""

@@ -1,6 +1,6 @@
 """``python -m fedsift`` is the command ``fedsift``."""
 
-from fedsift.cli.front import main
+from fedsift.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -28,6 +28,7 @@ from fedsift.task import (
     Data,
     Loss,
     check_model,
+    check_task,
 )
 from fedsift.vector import Layout, Moments
 
@@ -196,6 +197,7 @@ def prepare(
     tested = None if test is None else _to(test, device)
     layout = Layout.of(model)
     task = Task(trained, options.loss, local, tested, options.batch_size, options.seed, layout)
+    check_task(task)
     return Federation(
         task,
         algorithm,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parameter import is_lazy
 
 from fedsift.seeding import stream
 from fedsift.vector import Layout
@@ -19,21 +22,21 @@ Data = tuple[Tensor, Tensor]
 
 
 class RemoteClients(Sequence[Data]):
-    """The data of so many clients, most of it on their own machines.
+    """The data of a fixed number of clients, most of which is on other machines.
 
     >>> len(RemoteClients(3, {}))
     3
     """
 
-    def __init__(self, number: int, here: Mapping[int, Data]) -> None:
-        self.number, self.here = number, here
+    def __init__(self, number: int, local: Mapping[int, Data]) -> None:
+        self.number, self.local = number, local
 
     def __len__(self) -> int:
         return self.number
 
     def __getitem__(self, client: int) -> Data:  # type: ignore[override]
-        """The data of a client that is here."""
-        return self.here[client]
+        """Return the data of a client that is on this machine."""
+        return self.local[client]
 
 
 @dataclass(frozen=True)
@@ -49,96 +52,189 @@ class Task:
     layout: Layout
 
     def weight(self, client: int) -> int:
-        """The client's mini-batch size |D̃ₙ|, its weight in the mean."""
+        """Return the client's mini-batch size |D̃ₙ|, its weight in the mean."""
         size = len(self.clients[client][0])
         return size if self.batch_size is None else min(self.batch_size, size)
 
     def batches(self, round: int, client: int, steps: int) -> NDArray[np.int64] | None:
-        """Rows of the local set for each step, drawn afresh; None: the whole set every step."""
+        """Return a random sample of rows for each step; None if each batch is the whole set."""
         size, batch = len(self.clients[client][0]), self.weight(client)
         if batch == size:
             return None
-        return distinct(self.chances(round, client, steps), size)
+        return sample_without_replacement(self.batch_uniforms(round, client, steps), size)
 
-    def chances(self, round: int, client: int, steps: int) -> NDArray[np.float64]:
-        """The random numbers ``(steps, batch)`` in [0, 1) that choose the client's batches."""
-        draw = stream(self.seed, "batches", round, client)
-        return draw.random((steps, self.weight(client)))
+    def batch_uniforms(self, round: int, client: int, steps: int) -> NDArray[np.float64]:
+        """Return the uniform random numbers ``(steps, batch)`` that choose the client's batches."""
+        generator = stream(self.seed, "batches", round, client)
+        return generator.random((steps, self.weight(client)))
 
 
-def distinct(chances: NDArray[np.float64], size: int | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Different numbers below ``size`` along the last axis, every set of them equally likely.
+def sample_without_replacement(
+    uniforms: NDArray[np.float64], size: int | NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Turn uniform numbers in [0, 1) into distinct integers below ``size`` along the last axis.
 
-    Floyd's method: the i-th of n is drawn from the first size - n + i + 1; if it is taken already,
-    the last of these is not. ``size`` may be an array, for many draws at once.
+    Every set of integers is equally likely. This is Floyd's method: the i-th of n integers is drawn
+    from the first size - n + i + 1, and replaced by the last of these if it was drawn before.
+    ``size`` may be an array, one size per sample.
 
-    >>> distinct(np.array([[0.0, 0.0, 0.9], [0.5, 0.5, 0.99]]), 5).tolist()
+    >>> sample_without_replacement(np.array([[0.0, 0.0, 0.9], [0.5, 0.5, 0.99]]), 5).tolist()
     [[0, 3, 4], [1, 2, 4]]
     """
-    last = np.asarray(size)[..., None] - chances.shape[-1] + np.arange(chances.shape[-1])
-    drawn = np.ascontiguousarray(np.moveaxis(chances * (last + 1), -1, 0)).astype(np.int64)
-    if len(drawn) > MANY:
-        return _distinct_one_by_one(np.moveaxis(drawn, 0, -1), np.broadcast_to(last, chances.shape))
-    for place in range(1, len(drawn)):
-        taken = (drawn[:place] == drawn[place]).any(0)
-        np.copyto(drawn[place], last[..., place], where=taken)
+    number = uniforms.shape[-1]
+    last = np.asarray(size)[..., None] - number + np.arange(number)
+    drawn = np.ascontiguousarray(np.moveaxis(uniforms * (last + 1), -1, 0)).astype(np.int64)
+    if number > MAX_COMPARED:
+        return _replace_duplicates(np.moveaxis(drawn, 0, -1), np.broadcast_to(last, uniforms.shape))
+    for place in range(1, number):
+        is_duplicate = (drawn[:place] == drawn[place]).any(0)
+        np.copyto(drawn[place], last[..., place], where=is_duplicate)
     return np.moveaxis(drawn, 0, -1)
 
 
-MANY = 512
-"""Numbers from which on looking each up in a set beats comparing it with all before it."""
+MAX_COMPARED = 512
+"""The largest sample in which comparing all pairs is faster than looking up integers in a set."""
 
 
-def _distinct_one_by_one(drawn: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The same, each set of numbers by itself."""
-    found = np.empty_like(drawn)
+def _replace_duplicates(drawn: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Replace duplicates in each sample, one sample after another."""
+    result = np.empty_like(drawn)
     for place in np.ndindex(drawn.shape[:-1]):
         seen: dict[int, None] = {}
-        for number, otherwise in zip(drawn[place].tolist(), last[place].tolist(), strict=True):
-            seen[otherwise if number in seen else number] = None
-        found[place] = list(seen)
-    return found
+        for number, replacement in zip(drawn[place].tolist(), last[place].tolist(), strict=True):
+            seen[replacement if number in seen else number] = None
+        result[place] = list(seen)
+    return result
 
 
-def finite(*tensors: Tensor) -> bool:
-    """Whether every number is finite.
+def all_finite(*tensors: Tensor) -> bool:
+    """Whether all elements of the tensors are finite.
 
-    >>> finite(torch.tensor([1.0, float("inf")]))
+    >>> all_finite(torch.tensor([1.0, float("inf")]))
     False
     """
     return bool(torch.stack([torch.isfinite(x).all() for x in tensors]).all())
 
 
 def check_model(model: nn.Module, sample: Tensor | None = None) -> None:
-    """Refuse a model that cannot be trained by averaging; with a sample, by trying it.
+    """Raise ValueError for a model that cannot be trained by averaging its parameters.
+
+    With a sample, the model is also run once to see whether training changes its buffers.
 
     >>> check_model(nn.Sequential(nn.BatchNorm1d(2)))
     Traceback (most recent call last):
     ...
-    ValueError: layer '0' keeps running statistics, which do not average over clients: ...
+    ValueError: layer '0' keeps running statistics, which cannot be averaged over clients: ...
     """
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ValueError(
+                f"parameter {name!r} of a lazy layer has no shape yet: "
+                "call the model once on a sample before training"
+            )
+        if parameter.requires_grad and not all_finite(parameter.detach()):
+            raise ValueError(f"the initial weights are not finite: {name!r} contains NaN or inf")
     for name, module in model.named_modules():
         if getattr(module, "track_running_stats", False):
             raise ValueError(
-                f"layer {name!r} keeps running statistics, which do not average over clients: "
+                f"layer {name!r} keeps running statistics, which cannot be averaged over clients: "
                 "use GroupNorm, or track_running_stats=False"
             )
-    if sample is None or not any(True for _ in model.buffers()):
-        return
+    if sample is not None and any(True for _ in model.buffers()):
+        _check_buffers(model, sample)
+
+
+def _check_buffers(model: nn.Module, sample: Tensor) -> None:
+    """Raise ValueError if a forward pass in training mode changes a buffer."""
     tried = copy.deepcopy(model).train()
     with torch.random.fork_rng(), torch.no_grad():
-        tried(sample)
+        _one_line_errors(lambda: tried(sample), f"the model fails on {_describe(sample)}")
     before = dict(model.named_buffers())
     for name, buffer in tried.named_buffers():
         if not torch.equal(buffer, before[name]):
             raise ValueError(
-                f"training changes {name!r}, which is no parameter: it would stay on the client "
-                "and not average"
+                f"training changes the buffer {name!r}, which is not a parameter: "
+                "it would stay on the client and not be averaged"
             )
 
 
+def check_task(task: Task) -> None:
+    """Raise ValueError if the model or the loss cannot be computed on the data.
+
+    Both are tried on two samples of the first client and of the test set. The class labels of all
+    clients are checked.
+
+    >>> x, y = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
+    >>> model = nn.Linear(3, 2)
+    >>> check_task(Task(model, cross_entropy, [(x, y)], None, None, 0, Layout.of(model)))
+    Traceback (most recent call last):
+    ...
+    ValueError: client 0 has the label 2, but the model's output has 2 classes: ...
+    """
+    model = copy.deepcopy(task.model)
+    output = _try_samples("client 0", task, task.clients[0], model.train())
+    for client, (_, labels) in enumerate(task.clients):
+        _check_labels(f"client {client}", task, labels, output)
+    if task.test is not None:
+        _try_samples("the test set", task, task.test, model.eval())
+
+
+def _try_samples(owner: str, task: Task, data: Data, model: nn.Module) -> object:
+    """Return the model's output for two samples. Raise ValueError if it or the loss fails."""
+    x, y = (part[:2] for part in data)
+    samples, labels = _describe(x), f"labels of shape {tuple(y.shape)} and dtype {y.dtype}"
+    if x.is_floating_point() and x.dtype != task.layout.dtype:
+        samples += f" (the model's parameters are {task.layout.dtype})"
+    elif x.shape[1:] != (first := task.clients[0][0]).shape[1:]:
+        samples += f" (those of client 0 have shape {tuple(first.shape[1:])})"
+    if task.loss is cross_entropy and not y.is_floating_point() and y.dtype != torch.int64:
+        labels += " (cross-entropy needs class labels of torch.int64: convert them with y.long())"
+    with torch.random.fork_rng([x.device] if x.is_cuda else []):
+        output = _one_line_errors(lambda: model(x), f"the model fails on {owner}, {samples}")
+        _check_labels(owner, task, data[1], output)
+        loss = _one_line_errors(
+            lambda: task.loss(output, y), f"the loss fails on {owner}, {labels}"
+        )
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(f"the loss must return a tensor with a single number, got {got}")
+    return output
+
+
+def _check_labels(owner: str, task: Task, labels: Tensor, output: object) -> None:
+    """Raise ValueError if a label of cross-entropy is not one of the classes in the output."""
+    if not (task.loss is cross_entropy and isinstance(output, Tensor) and output.dim() == 2):
+        return
+    if labels.is_floating_point():
+        return
+    classes = output.shape[1]
+    wrong = labels[((labels < 0) & (labels != IGNORED_LABEL)) | (labels >= classes)]
+    if len(wrong):
+        raise ValueError(
+            f"{owner} has the label {int(wrong[0])}, but the model's output has {classes} classes: "
+            f"labels must be 0 to {classes - 1}"
+        )
+
+
+IGNORED_LABEL = -100
+"""The label of samples that PyTorch's cross-entropy ignores."""
+
+
+def _describe(x: Tensor) -> str:
+    return f"samples of shape {tuple(x.shape[1:])} and dtype {x.dtype}"
+
+
+def _one_line_errors(call: Callable[[], Any], message: str) -> Any:
+    """Return the result of a call. Raise errors that data may cause as a one-line ValueError."""
+    try:
+        return call()
+    except (IndexError, RuntimeError, TypeError, ValueError) as problem:
+        reason = next(iter(str(problem).strip().splitlines()), type(problem).__name__)
+        raise ValueError(f"{message}: {reason}") from problem
+
+
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody wants to be told of what a module does, or to change it.
+    """Whether a module has hooks, which may observe or change what it computes.
 
     >>> layer = nn.Linear(1, 1)
     >>> handle = layer.register_forward_hook(lambda module, x, y: 2 * y)

@@ -20,9 +20,10 @@ from safetensors.torch import load_file
 
 import fedsift
 from fedsift.algorithms import METHODS
-from fedsift.cli import front
-from fedsift.cli.commands import app, main
-from fedsift.cli.terminal import show_timings
+from fedsift.cli import catalog
+from fedsift.cli.bench import show_timings
+from fedsift.cli.main import app, main
+from fedsift.cli.options import DEFAULTS, run_parameters
 from fedsift.cli.timings import Timing
 from fedsift.codec.errors import FrameError
 from fedsift.data import DATASETS
@@ -31,6 +32,8 @@ from fedsift.federation.inbox import (
 )
 from fedsift.models import MODELS
 from fedsift.runs import RunConfig, RunFolder, federation_of
+from fedsift.runs.checkpoint import load_checkpoint
+from fedsift.runs.compare import dense_fedadam_bytes
 from fedsift.runs.disk import replace_file
 
 QUICK = ("--clients", "4", "--rounds", "3", "--local-steps", "1")
@@ -214,7 +217,7 @@ def test_the_metrics_have_one_object_a_round_with_every_key_of_the_contract(quic
 def test_the_checkpoint_is_of_the_last_round(quick_run):
     config = RunConfig.read(quick_run / "config.toml")
     federation = federation_of(config)
-    assert RunFolder.open(quick_run).load(federation, "cpu").snapshot.round == 3
+    assert load_checkpoint(RunFolder.open(quick_run), federation, "cpu").snapshot.round == 3
     d = federation.task.layout.d
     assert load_file(quick_run / "checkpoint.safetensors")["w"].shape == (d,)
 
@@ -222,7 +225,7 @@ def test_the_checkpoint_is_of_the_last_round(quick_run):
 def test_the_report_shows_the_run_and_needs_no_network(quick_run):
     page = (quick_run / "report.html").read_text()
     assert "fedadam-ssm on digits" in page
-    assert f"{100 * summary_of(quick_run)['final_accuracy']:.2f} %" in page
+    assert f"{100 * summary_of(quick_run)['final_accuracy']:.2f}" in page
     assert 'src="http' not in page
 
 
@@ -233,10 +236,16 @@ def test_a_runs_config_makes_the_same_run_again(quick_run, here):
     assert (again / "config.toml").read_text() == (quick_run / "config.toml").read_text()
 
 
-def test_the_closing_table_and_the_path_of_the_report_are_said(here, capsys):
+def test_the_closing_table_and_the_path_of_the_report_are_printed(here, capsys):
     assert main(["run", *QUICK, "--out", "out"]) == 0
     said = capsys.readouterr().out
     summary = summary_of(here / "out")
+    dense = 3 * 4 * 27_430 * 3
+    ratio = round(dense / summary["uplink_bytes"])
+    assert f"{summary['uplink_bytes'] / 1e3:.1f} kB, {ratio}× fewer than dense FedAdam" in said
+    assert f"dense FedAdam would send {dense / 1e6:.2f} MB" in " ".join(said.split())
+    assert f"{summary['uplink_bits_paper'] / 2**20:.2f} Mibit" in said
+    assert "s/round" in said
     assert f"{100 * summary['final_accuracy']:.2f} %" in said
     assert "27,430 parameters" in said
     assert "4 clients, 3 rounds, data iid" in said
@@ -249,15 +258,36 @@ def test_rejected_updates_are_told_and_a_round_without_any_other_is_warned_of(
     def refuse(*_):
         raise FrameError("not in order")
 
-    monkeypatch.setattr(Inbox, "_carry", refuse)
+    monkeypatch.setattr(Inbox, "_receive", refuse)
     assert main(["run", *QUICK, "--out", "out"]) == 0
     said = capsys.readouterr()
     assert [(r["clients"], r["rejected"]) for r in metrics_of(here / "out")] == [(0, 4)] * 3
     assert summary_of(here / "out")["rejected"] == 12
-    assert "12 updates; metrics.jsonl says why" in said.out
+    assert "12 updates; metrics.jsonl has the reasons" in said.out
     assert said.err.count("warning: round 1 merged no update: client 0: not in order") == 1
-    assert "round 2" not in said.err
-    assert "4 rejected" in said.err
+    assert said.err.count("merged no update") == 1
+    assert said.err.count("4 rejected") == 3
+
+
+def test_without_a_terminal_each_round_is_one_line(here, capsys):
+    assert main(["run", *QUICK, "--out", "out"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    records = metrics_of(here / "out")
+    assert len(lines) == len(records) == 3
+    for line, record in zip(lines, records, strict=True):
+        assert line.startswith(f"fedadam-ssm round {record['round']}/3 · ")
+        assert f" · {record['uplink_bytes'] / 1e3:.1f} kB per client, " in line
+        assert "fewer than dense FedAdam" in line
+        assert line.endswith(" s/round")
+
+
+def test_dense_fedadam_sends_three_floats_per_parameter_and_round(here):
+    words = ["--algorithm", "fedadam", "--participation", "0.5", "--out", "out"]
+    assert main(["run", *QUICK, *words]) == 0
+    summary = summary_of(here / "out")
+    dense = dense_fedadam_bytes(summary["parameters"], 3, clients=4, participation=0.5)
+    assert summary["uplink_bytes"] == pytest.approx(dense, rel=0.01)
+    assert summary["uplink_bits_paper"] == 8 * dense
 
 
 def test_a_path_with_brackets_is_said_as_it_is(here, capsys):
@@ -364,32 +394,92 @@ def test_help_explains_every_argument(capsys, monkeypatch):
     assert all(found.values())
 
 
-def test_the_list_of_commands_is_what_the_commands_say_of_themselves(capsys):
-    told = []
-    for way_in in (main, front.main):
-        assert way_in(["--help"]) == 0
-        told.append(capsys.readouterr().out)
-    assert told[0] == told[1]
-    assert front.main([]) == 0
-    assert capsys.readouterr().out == told[0]
+def test_no_arguments_show_the_help(capsys):
+    assert main(["--help"]) == 0
+    with_option = capsys.readouterr().out
+    assert main([]) == 0
+    assert capsys.readouterr().out.rstrip() == with_option.rstrip()
 
 
-@pytest.mark.parametrize("word", ["--version", "--help"])
-def test_what_needs_no_torch_does_not_wait_for_it(word):
-    words = [sys.executable, "-X", "importtime", "-m", "fedsift", word]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "fedsift" in done.stdout
-    assert "typer" in done.stderr
-    assert "torch" not in done.stderr
+HELP_IMPORTS = """
+import sys
+from time import perf_counter
+
+import typer
+
+began = perf_counter()
+from fedsift.cli.main import app, main
+
+def words_of(command, *words):
+    yield [*words, "--help"]
+    for name, child in getattr(command, "commands", {}).items():
+        yield from words_of(child, *words, name)
+
+main(["--version"])
+for words in words_of(typer.main.get_command(app)):
+    assert main(words) == 0, words
+print(perf_counter() - began, file=sys.stderr)
+heavy = {"torch", "numpy", "scipy", "sklearn", "matplotlib", "plotly", "safetensors"}
+assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
+"""
 
 
-def test_ctrl_c_while_something_is_loaded_ends_with_130_and_no_traceback(monkeypatch, capsys):
-    def interrupted(words):
+def test_no_help_imports_torch_or_takes_long():
+    environment = {**os.environ, "PYTHONPATH": str(Path(fedsift.__file__).parents[1])}
+    words = [sys.executable, "-c", HELP_IMPORTS]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "Train a model" in done.stdout
+    assert float(done.stderr) < 10  # the help of every command, on a busy machine
+
+
+def test_the_catalog_is_up_to_date():
+    stored = json.loads(catalog.FILE.read_text(encoding="utf-8"))
+    built_in = json.loads(json.dumps(catalog.declarations()))
+    assert built_in == stored, f"catalog.json is out of date: run {catalog.COMMAND}"
+
+
+def test_every_field_of_a_configuration_is_an_option():
+    names = [parameter.name for parameter in run_parameters(DEFAULTS)]
+    assert len(names) == len(set(names))
+    settings = {setting for method in METHODS.values() for setting in method.settings}
+    assert set(names) == set(DEFAULTS) - {"algorithm"} | settings
+
+
+def test_an_interruption_ends_with_130_and_no_traceback(monkeypatch, capsys):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedsift.cli.commands.main", interrupted)
-    assert front.main(["run"]) == 130
+    monkeypatch.setattr("fedsift.cli.main.app", interrupted)
+    assert main(["run"]) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_a_bug_is_not_disguised(monkeypatch):
+    def fail(*_, **__):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("fedsift.cli.main.app", fail)
+    with pytest.raises(KeyError):
+        main(["run"])
+
+
+UNKNOWN = {
+    "command": (["rnu"], "'run'"),
+    "data set": (["run", "--dataset", "cifar10"], "'cifar-10'"),
+    "algorithm": (["run", "--algorithm", "fedadam_sm"], "'fedadam-ssm'"),
+    "model": (["run", "--model", "vgg-11"], "'vgg11'"),
+    "data set to get": (["data", "get", "fashionmnist"], "'fashion-mnist'"),
+    "model to time": (["bench", "--models", "resnet"], "'resnet18'"),
+    "algorithm to compare": (["compare", "--algorithms", "sfit", "--target", "0.9"], "'sift'"),
+}
+
+
+@pytest.mark.parametrize(("words", "suggestion"), UNKNOWN.values(), ids=UNKNOWN)
+def test_an_unknown_name_gets_one_suggestion(words, suggestion, here, capsys):
+    refused(words, capsys, f"id you mean {suggestion}?")
+    main(words)
+    assert capsys.readouterr().err.lower().count("did you mean") == 1
 
 
 # Bad input: exit code 2, one line that says what would be right, nothing written.
@@ -472,18 +562,18 @@ BAD_CONFIGS = {
     "a word for a whole number": ('rounds = "ten"', ["rounds", "whole number", "'ten'"]),
     "a fraction for a whole number": ("clients = 2.5", ["clients", "whole number"]),
     "true for a whole number": ("clients = true", ["clients", "whole number"]),
-    "a number for a word": ("dataset = 3", ["dataset", "word"]),
+    "a number for a name": ("dataset = 3", ["dataset", "a string"]),
     "a number for true or false": ("tensorboard = 1", ["tensorboard", "true or false"]),
     "a word for a number": ('lr = "fast"', ["lr", "positive number", "'fast'"]),
     "a list for a number": ("density = [0.1]", ["density", "(0, 1]"]),
-    "a list for the algorithm": ('algorithm = ["fedadam"]', ["algorithm", "word"]),
+    "a list for the algorithm": ('algorithm = ["fedadam"]', ["algorithm", "a string"]),
     "true for a number": ("lr = true", ["lr", "positive number"]),
     "a float for local-steps": ("local-steps = 2.0", ["local-steps", "whole number"]),
     "infinity for local-steps": ("local-steps = inf", ["local-steps", "whole number"]),
     "nan for local-steps": ("local-steps = nan", ["local-steps", "whole number"]),
     "nan for density": ("density = nan", ["density", "(0, 1]"]),
-    "a number for a folder": ("out = 5", ["out must be a word", "5"]),
-    "a number for the data folder": ("data-dir = 5", ["data-dir must be a word"]),
+    "a number for a folder": ("out = 5", ["out must be a string", "5"]),
+    "a number for the data folder": ("data-dir = 5", ["data-dir must be a string"]),
     "an empty folder name": ('out = ""', ["empty"]),
     "a key in both spellings": ("local_steps = 1\nlocal-steps = 2", ["'local_steps'", "one key"]),
 }
@@ -603,23 +693,23 @@ def test_a_run_cannot_be_made_shorter_than_it_is(quick_run, here, capsys):
     folder = shutil.copytree(quick_run, here / "shorter")
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace("rounds = 3", "rounds = 2"))
-    refused(["resume", "shorter"], capsys, "asks for 2 rounds, and 3 are done")
+    refused(["resume", "shorter"], capsys, "asks for 2 rounds, but 3 are finished")
 
 
 def test_a_comparison_does_not_go_into_the_folder_of_a_run(quick_run, here, capsys):
     shutil.copytree(quick_run, here / "taken")
     words = ["compare", "--algorithms", "fedadam", "--target", "0.5", *QUICK, "--out", "taken"]
-    refused(words, capsys, "taken holds a run already")
+    refused(words, capsys, "taken already holds a run")
 
 
 def test_what_continues_a_run_can_be_copied_to_a_shell(here):
-    assert RunFolder(here / "two words").command == f"fedsift resume '{here}/two words'"
+    assert RunFolder(here / "two words").resume_command == f"fedsift resume '{here}/two words'"
 
 
 DAMAGE = {
     "clients without a table": ("clients.json", '{"labels": 3}', True),
     "clients with ragged rows": ("clients.json", '{"labels": [[1, 2], [3]]}', True),
-    "uploads of words": ("uploads.jsonl", '{"round": 1, "uploads": "x", "bytes": {}}\n', True),
+    "uploads of words": ("uploads.jsonl", '{"round": 1, "uploads": "x", "bytes": {}}\n', False),
     "a summary of no object": ("summary.json", "", False),
     "a summary without its surroundings": ("summary.json", '{"environment": "x"}', False),
     "metrics that are not numbers": ("metrics.jsonl", '{"round": 1, "accuracy": "x"}\n', False),
@@ -644,7 +734,7 @@ def test_a_damaged_file_is_named_or_left_out(file, text, works, quick_run, here,
 def test_a_report_replaces_nothing_but_a_file(place, quick_run, here, capsys):
     (here / "folder").mkdir()
     assert main(["report", str(quick_run), "-o", place]) == 1
-    assert "is not a file that could be replaced" in capsys.readouterr().err
+    assert "is not a regular file" in capsys.readouterr().err
     assert files_under(here) == {}
 
 
@@ -652,7 +742,7 @@ def test_a_disk_that_is_full_keeps_no_half_of_a_file(here, monkeypatch):
     def full(path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fedsift.runs.disk.to_disk", full)
+    monkeypatch.setattr("fedsift.runs.disk.flush_to_disk", full)
     with pytest.raises(OSError, match="No space left"):
         replace_file(here / "report.html", b"...")
     assert list(here.iterdir()) == []
@@ -662,10 +752,10 @@ def test_a_report_that_finds_no_room_is_made_later(here, capsys, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fedsift.cli.running.write_report", full)
+    monkeypatch.setattr("fedsift.cli.training.write_report", full)
     assert main(["run", *QUICK, "--out", "out"]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert "No space left on device; make it later with: fedsift report out" in said
+    assert "No space left on device; write it later with: fedsift report out" in said
     assert (here / "out" / "summary.json").exists()
 
 
@@ -719,7 +809,7 @@ def test_a_run_that_diverges_ends_a_real_process_with_3_and_keeps_the_last_good_
     assert "diverged in round 2" in said.splitlines()[-1]
     assert "; the checkpoint of round 1 is in out; try a smaller --lr" in said
     folder = RunFolder.open(tmp_path / "out")
-    checkpoint = folder.load(federation_of(folder.config()), "cpu")
+    checkpoint = load_checkpoint(folder, federation_of(folder.config()), "cpu")
     assert checkpoint.snapshot.round == 1
     assert bool(torch.isfinite(checkpoint.snapshot.state.w).all())
     assert [r["round"] for r in metrics_of(tmp_path / "out")] == [1]

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedsift.algorithms import METHODS
-from fedsift.cli.commands import main
+from fedsift.cli.main import main
+from fedsift.cli.terminal import times_fewer
 from fedsift.federation.round import Federation
 from fedsift.runs.compare import MIBIT, configs_of, table_of
 
@@ -94,13 +95,14 @@ def test_the_ratio_is_to_the_fewest_bits(comparison):
         assert row["ratio"] == (str(float(row["mibit"]) / best) if row["mibit"] else "")
 
 
-def test_the_table_shows_bits_and_ratio_to_two_decimals(comparison):
+def test_the_table_shows_megabytes_and_bits(comparison):
     out, said = comparison
     for name in ("fedadam-ssm", "fedadam"):
         row = rows_of(out)[name]
+        dense = 12 * 27_430 * int(row["round"])
+        assert f" {float(row['megabytes']):.2f} " in line_of(said, name)
+        assert f" {times_fewer(1e6 * float(row['megabytes']), dense)} " in line_of(said, name)
         assert f" {float(row['mibit']):.2f} " in line_of(said, name)
-        assert f" {float(row['ratio']):.2f}× " in line_of(said, name)
-    assert " 1.00× " in said
 
 
 def test_the_table_shows_infinity_for_a_method_that_misses_the_target(comparison):
@@ -203,7 +205,7 @@ BAD = {
     "unknown algorithm": (["--algorithms", "fedadam,adam", "--target", "0.5"], list(METHODS)),
     "an algorithm twice": (
         ["--algorithms", "fedadam-ssm,fedadam,fedadam_ssm", "--target", "0.5"],
-        ["fedadam-ssm is named twice"],
+        ["fedadam-ssm is listed twice"],
     ),
     "a setting that none has": (
         ["--algorithms", "fedadam,fedsgd", "--target", "0.5", "--density", "0.1"],
@@ -228,7 +230,7 @@ def test_algorithms_in_a_config_file_that_are_no_words_are_refused(algorithms, t
     (tmp_path / "a.toml").write_text(f"algorithms = {algorithms}\ntarget = 0.5\n")
     assert main(["compare", "--config", str(tmp_path / "a.toml")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("fedsift: algorithms must be words")
+    assert line.startswith("fedsift: algorithms must be names")
 
 
 def record(round, accuracy, bits):
@@ -266,7 +268,7 @@ def test_a_method_that_diverges_is_a_row_of_the_table(tmp_path, capsys):
 def test_only_methods_that_diverge_are_no_comparison(tmp_path, capsys):
     words = ("--clients", "3", "--rounds", "2", "--local-steps", "8", "--lr", "100")
     assert compare(tmp_path / "out", *words, algorithms=("fedsgd",)) == 3
-    assert "every method diverged; try a smaller --lr" in capsys.readouterr().err
+    assert "every algorithm diverged; try a smaller --lr" in capsys.readouterr().err
 
 
 def test_a_comparison_that_was_stopped_says_how_it_goes_on(tmp_path, capsys, monkeypatch):

@@ -11,7 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from rich.console import Console
 
-from fedsift.cli.commands import main
+from fedsift.cli.main import main
 from fedsift.data import DATASETS
 from fedsift.data.download import fetch, file_state
 from fedsift.data.official_sources import SOURCES, Download, File, Source
@@ -155,7 +155,7 @@ def test_without_network_the_error_says_which_files_to_put_where(
     monkeypatch.setenv("FEDSIFT_DATA", "elsewhere")
     assert main(["data", "get", name, "--data-dir", str(tmp_path)]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert "Network is unreachable; what has come is kept" in said
+    assert "Network is unreachable; to continue the download, run the same command" in said
     assert f"into {tmp_path}: " in said
     assert SOURCES[name].page in said
     for file in SOURCES[name].files:

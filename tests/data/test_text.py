@@ -13,7 +13,7 @@ from torch import nn
 
 import fedsift
 from fedsift import algorithms
-from fedsift.cli.commands import main
+from fedsift.cli.main import main
 from fedsift.data import load, loss_of, partition_indices, sequence_cross_entropy, text
 from fedsift.engine import Forked, Reference, Stacked
 from fedsift.engine.processes import forked
@@ -175,7 +175,7 @@ def two_rounds(fed):
 
 @pytest.mark.parametrize("name", ["fedadam-ssm", "sift"])
 def test_all_engines_train_text_as_the_reference_does(name, monkeypatch):
-    monkeypatch.setattr(forked, "WORTHWHILE", -1.0)
+    monkeypatch.setattr(forked, "MIN_PARALLEL_SECONDS", -1.0)
     fed = federation(name)
     expected, scores = two_rounds(replace(fed, engine=Reference(fed.task)))
     several, their_scores = two_rounds(
@@ -236,10 +236,10 @@ def test_a_run_records_its_text_and_cannot_be_resumed_on_another(
     assert 0 <= summary["final_accuracy"] < 1
     config = small_test_set / "mine" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))
-    monkeypatch.setattr("fedsift.runs.folder.digest_of", lambda name: "another")
+    monkeypatch.setattr("fedsift.runs.checkpoint.digest_of", lambda name: "another")
     capsys.readouterr()
     assert main(["resume", "mine"]) == 2
-    assert "another text of python-stdlib" in capsys.readouterr().err
+    assert "another version of python-stdlib" in capsys.readouterr().err
     monkeypatch.undo()
     monkeypatch.chdir(small_test_set)
     monkeypatch.setattr(text, "MAX_TEST_SAMPLES", 5)

@@ -18,22 +18,21 @@ from fedsift import algorithms
 from fedsift.adam import AdamStep
 from fedsift.engine import Forked, Reference, Stacked
 from fedsift.engine.contract import Job
-from fedsift.engine.gpu.steps import ByStreams, ByVmap, Work, can_vmap
-from fedsift.engine.processes import forked
+from fedsift.engine.gpu.gradients import StreamGradients, VmapGradients, can_vmap
+from fedsift.engine.gpu.stacked_task import StackedTask
+from fedsift.engine.processes import forked, pool, worker
 from fedsift.errors import Diverged, WorkerDied
 from fedsift.models.transformer import Attention
 from fedsift.simulation import Options, prepare
-from fedsift.task import (
-    Task,
-)
+from fedsift.task import Task
 from problems import ridge
 
 CUDA = torch.cuda.is_available()
 
 
 @pytest.fixture(autouse=True)
-def everything_is_worthwhile(monkeypatch):
-    monkeypatch.setattr(forked, "WORTHWHILE", -1.0)
+def always_parallel(monkeypatch):
+    monkeypatch.setattr(forked, "MIN_PARALLEL_SECONDS", -1.0)
 
 
 def images(clients=5, size=12):
@@ -74,7 +73,7 @@ def rounds(fed, count=3):
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
 @pytest.mark.parametrize("name", ["fedadam-ssm", "fedadam-top", "efficient-adam", "onebit-adam"])
-def test_ranks_are_the_reference_bit_for_bit(name, processes):
+def test_parallel_results_are_bit_identical_to_the_reference(name, processes):
     parallel = federation(name, processes)
     serial = replace(parallel, engine=Reference(parallel.task))
     ours, happened = rounds(parallel)
@@ -86,8 +85,8 @@ def test_ranks_are_the_reference_bit_for_bit(name, processes):
     for n, memory in theirs.client_memory.items():
         for key, x in memory.items():
             assert torch.equal(ours.client_memory[n][key], x)
-    if parallel.engine.processes > 1:  # beside a GPU, a process that trained cannot be forked
-        assert len(parallel.engine.crew.processes) == processes
+    if parallel.engine.processes > 1:  # next to a GPU, a process that trained cannot be forked
+        assert len(parallel.engine.pool.processes) == processes
 
 
 def test_steps_of_earlier_rounds_are_not_kept():
@@ -99,7 +98,7 @@ def test_steps_of_earlier_rounds_are_not_kept():
 
     engine = Stacked(fed.task, fed.algorithm)
     rounds(replace(fed, algorithm=replace(fed.algorithm, phase=phase), engine=engine))
-    assert len(engine.captured) == 1
+    assert len(engine.steps) == 1
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -113,14 +112,14 @@ def test_the_result_does_not_depend_on_torchs_threads(threads):
     assert torch.equal(snapshot.state.w, expected.state.w)
 
 
-def test_small_work_starts_no_process(monkeypatch):
-    monkeypatch.setattr(forked, "WORTHWHILE", 60.0)
+def test_small_work_starts_no_workers(monkeypatch):
+    monkeypatch.setattr(forked, "MIN_PARALLEL_SECONDS", 60.0)
     fed = federation()
     rounds(fed, 1)
-    assert fed.engine.crew is None
+    assert fed.engine.pool is None
 
 
-def test_a_divergence_in_a_process_is_told_and_the_engine_goes_on():
+def test_divergence_in_a_worker_is_reported_and_the_engine_stays_usable():
     fed = federation(participation=1.0, dropout=0.0)
     before, _ = fed.run_round(fed.initial_snapshot())
     broken = before.state._replace(w=torch.full_like(before.state.w, float("nan")))
@@ -131,8 +130,8 @@ def test_a_divergence_in_a_process_is_told_and_the_engine_goes_on():
     assert torch.equal(again.state.w, expected.state.w)
 
 
-@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
-def test_a_bug_in_a_process_is_told_with_its_traceback():
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
+def test_an_exception_in_a_worker_is_reported_with_its_traceback():
     fed = federation(participation=1.0)
     fed.run_round(fed.initial_snapshot())
 
@@ -140,41 +139,93 @@ def test_a_bug_in_a_process_is_told_with_its_traceback():
         raise ZeroDivisionError("the loss is unwilling")
 
     fed = replace(fed, engine=Forked(replace(fed.task, loss=unwilling), fed.algorithm, 2))
-    fed.engine.start()
+    fed.engine.start_pool()
     with pytest.raises(RuntimeError, match="the loss is unwilling"):
         fed.run_round(fed.initial_snapshot())
 
 
-@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
-def test_a_killed_process_ends_the_round_with_a_clear_message():
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
+def test_a_killed_worker_is_reported_in_one_line():
     fed = federation(participation=1.0)
     before, _ = fed.run_round(fed.initial_snapshot())
     for child in active_children():
         os.kill(child.pid, signal.SIGKILL)
-    with pytest.raises(WorkerDied, match="died"):
+    with pytest.raises(WorkerDied, match=r"worker process [0-9]+ was killed"):
         fed.run_round(before)
 
 
-@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
-def test_a_process_that_is_dead_already_is_told_of_too_and_the_engine_starts_anew():
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
+def test_a_worker_that_died_between_rounds_is_reported_and_the_pool_is_restarted():
     fed = federation(participation=1.0, dropout=0.0)
     before, _ = fed.run_round(fed.initial_snapshot())
-    child = next(iter(fed.engine.crew.processes.values()))
+    child = next(iter(fed.engine.pool.processes.values()))
     child.kill()
     child.join()  # nobody reads at the other end of its pipe now
-    with pytest.raises(WorkerDied, match="died"):
+    with pytest.raises(WorkerDied, match=r"worker process [0-9]+ was killed"):
         fed.engine.evaluate(before.state.w)
     again, _ = fed.run_round(before)
-    assert fed.engine.idle()
+    assert fed.engine.idle_pool()
     expected, _ = replace(fed, engine=Reference(fed.task)).run_round(before)
     assert torch.equal(again.state.w, expected.state.w)
 
 
-@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
-def test_a_round_that_was_left_does_not_disturb_the_next():
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_stopped_worker_is_reported_in_one_line(when, monkeypatch):
+    monkeypatch.setattr(pool, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(pool, "STOPPED_SECONDS", 0.3)
     fed = federation(participation=1.0, dropout=0.0)
     start = fed.initial_snapshot()
-    fed.engine.start()
+    fed.engine.start_pool()
+    process = next(iter(fed.engine.pool.processes.values()))
+    memory = {n: {} for n in range(5)}
+    job = Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2, 3, 4), memory)
+    results = fed.engine.train(job)
+    if when == "during":
+        next(results)
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerDied, match=f"worker process {process.pid} is stopped"):
+        list(results)
+    assert not process.is_alive()
+
+
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
+@pytest.mark.parametrize(
+    "problem",
+    [
+        MemoryError("72 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 72 GiB"),
+    ],
+    ids=["numpy", "torch"],
+)
+def test_a_worker_without_memory_is_reported_in_one_line(problem):
+    def too_large(output, labels):
+        raise problem
+
+    fed = federation(participation=1.0)
+    fed = replace(fed, engine=Forked(replace(fed.task, loss=too_large), fed.algorithm, 2))
+    fed.engine.start_pool()
+    with pytest.raises(WorkerDied, match=r"a worker process ran out of memory: .*72 GiB$"):
+        fed.run_round(fed.initial_snapshot())
+
+
+def test_other_ends_of_a_worker_are_described():
+    class Ended:
+        pid, exitcode = 7, -signal.SIGSEGV
+
+        def join(self, timeout):
+            pass
+
+    assert pool.death_message(Ended()) == "worker process 7 was ended by SIGSEGV"
+    Ended.exitcode = 3
+    assert pool.death_message(Ended()) == "worker process 7 ended unexpectedly with exit code 3"
+
+
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
+def test_an_abandoned_round_does_not_disturb_the_next():
+    fed = federation(participation=1.0, dropout=0.0)
+    start = fed.initial_snapshot()
+    fed.engine.start_pool()
     job = Job(1, fed.algorithm.phase(1), start.state, (4, 3, 2, 1, 0), {n: {} for n in range(5)})
     left = fed.engine.train(job)
     next(left)  # the others are at work, and nobody will ask for their results
@@ -182,10 +233,10 @@ def test_a_round_that_was_left_does_not_disturb_the_next():
     theirs, _ = replace(fed, engine=Reference(fed.task)).run_round(start)
     assert torch.equal(ours.state.w, theirs.state.w)
     left.close()
-    assert fed.engine.idle()
+    assert fed.engine.idle_pool()
 
 
-@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
 def test_ctrl_c_does_not_wait_for_clients_that_train(tmp_path):
     (tmp_path / "wait").touch()
     here = Path(__file__).parents[1]
@@ -211,7 +262,7 @@ def test_ctrl_c_does_not_wait_for_clients_that_train(tmp_path):
     assert not [path for path in begun if Path(f"/proc/{path.stem}").exists()]
 
 
-@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
 def test_processes_end_with_their_engine():
     fed = federation()
     already = set(active_children())
@@ -242,7 +293,7 @@ def test_regression_without_a_test_set():
 @pytest.mark.parametrize("most", [100, 2])
 @pytest.mark.parametrize("name", algorithms.METHODS)
 def test_stacked_clients_train_as_single_ones(name, most, monkeypatch):
-    monkeypatch.setattr(Stacked, "_most_clients", lambda self, batch: most)
+    monkeypatch.setattr(Stacked, "_max_clients", lambda self, batch: most)
     fed = federation(name)
     plain = nn.Sequential(*(layer for layer in network() if not isinstance(layer, nn.Dropout)))
     task = replace(fed.task, model=plain, layout=type(fed.task.layout).of(plain))
@@ -285,17 +336,18 @@ def test_operations_are_batched_over_clients_where_they_can_be(name):
     model = make()
     layout = type(federation().task.layout).of(model)
     x, y = (torch.cat(each) for each in zip(*images(), strict=True))
-    work = Work(Task(model, cross_entropy, [(x, y)], None, 8, 0, layout), x, y, "fp32")
+    task = Task(model, cross_entropy, [(x, y)], None, 8, 0, layout)
+    task = StackedTask(task, x, y, "fp32")
     rows = torch.arange(24).view(3, 8)
-    assert can_vmap(work, rows) == can
+    assert can_vmap(task, rows) == can
     if not can:
         return
     start = torch.stack([scale * layout.read(model) for scale in (1.0, 1.5, 2.0)])
-    ways = ByVmap(work, 3), ByStreams(work, 3)
-    for way in ways:
-        way.enter(start, way.stack.x.w)
-        way.gradients(rows)
-    ours, theirs = (way.stack for way in ways)
+    ways = VmapGradients(task, 3), StreamGradients(task, 3)
+    for gradients in ways:
+        gradients.pack(start, gradients.buffers.x.w)
+        gradients.compute(rows)
+    ours, theirs = (gradients.buffers for gradients in ways)
     torch.testing.assert_close(ours.gradient, theirs.gradient, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(ours.loss, theirs.loss)
 
@@ -343,20 +395,20 @@ def test_a_parameter_that_is_not_used_has_no_gradient():
 
 
 def test_the_next_client_in_turn_is_handed_on_at_once(monkeypatch):
-    monkeypatch.setattr(Stacked, "_most_clients", lambda self, batch: 1)
+    monkeypatch.setattr(Stacked, "_max_clients", lambda self, batch: 1)
     fed = federation(participation=1.0)
     engine = Stacked(fed.task, fed.algorithm)
     trained = []
     train = engine._train_stack
     monkeypatch.setattr(engine, "_train_stack", lambda j, c: (trained.append(c), train(j, c))[1])
     start = fed.initial_snapshot()
-    job = forked.Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2), {n: {} for n in range(3)})
+    job = Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2), {n: {} for n in range(3)})
     next(engine.train(job))
     assert trained == [(0,)]
 
 
 @pytest.mark.parametrize("labels", [torch.zeros(10, 3, dtype=torch.long), torch.zeros(10)])
-def test_accuracy_is_given_only_where_it_means_something(labels):
+def test_accuracy_is_reported_for_class_labels_only(labels):
     fed = federation()
     task = replace(fed.task, test=(torch.zeros(10, 1, 8, 8), labels), loss=lambda a, b: a.sum())
     accuracy, loss = Reference(task).evaluate(fed.initial_snapshot().state.w)
@@ -364,22 +416,22 @@ def test_accuracy_is_given_only_where_it_means_something(labels):
     assert loss is not None
 
 
-def test_processes_that_cannot_train_leave_the_work_here(monkeypatch):
-    monkeypatch.setattr(forked, "can_train", lambda: False)
+def test_without_working_autograd_in_forks_all_work_stays_in_one_process(monkeypatch):
+    monkeypatch.setattr(worker, "can_train", lambda: False)
     fed = federation()
     ours, _ = rounds(fed, 2)
     theirs, _ = rounds(replace(fed, engine=Reference(fed.task)), 2)
-    assert fed.engine.crew is None
+    assert fed.engine.pool is None
     assert torch.equal(ours.state.w, theirs.state.w)
 
 
-@pytest.mark.skipif(CUDA, reason="beside a GPU, a process that trained cannot be forked")
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
 def test_beside_a_gpu_processes_are_forked_before_anything_is_trained(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     fed = federation(participation=1.0)
-    monkeypatch.setattr(fed.engine.here, "train", lambda job: pytest.fail("trained here"))
+    monkeypatch.setattr(fed.engine.reference, "train", lambda job: pytest.fail("trained here"))
     fed.run_round(fed.initial_snapshot())
-    assert len(fed.engine.crew.processes) == 2
+    assert len(fed.engine.pool.processes) == 2
 
 
 def test_a_method_may_keep_the_gradients_that_it_is_given():

@@ -10,21 +10,22 @@ from torch.nn import functional
 
 from fedsift import models
 from fedsift.engine.client import Trainer
-from fedsift.engine.gpu.steps import ByLayers, Work, losses_of
+from fedsift.engine.gpu.gradients import LayerGradients, client_losses
+from fedsift.engine.gpu.stacked_task import StackedTask
 from fedsift.task import Task
 from fedsift.vector import Layout
 
 pytest.importorskip("triton", reason="Triton is not installed: there are no kernels to test")
 
 from fedsift.engine.gpu.layers import (
-    Convolution,
-    GroupNorm,
-    Pool,
+    StackedConvolution,
+    StackedGroupNorm,
+    StackedMaxPool,
     Weight,
     Window,
     cross_entropy,
 )
-from fedsift.engine.gpu.network import MODULES, Network, Unknown
+from fedsift.engine.gpu.network import LAYERS, StackedNetwork, UnsupportedModel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EXACT = "tf32x3" if DEVICE == "cuda" else "ieee"
@@ -79,7 +80,9 @@ def test_a_convolution_and_its_gradients(batch, size, inputs, outputs, side, str
     x = rand(CLIENTS, batch, size, size, inputs).requires_grad_()
     w, b = rand(CLIENTS, outputs, side, side, inputs) / side, rand(CLIENTS, outputs)
     ours_w, ours_b = weight(w), weight(b)
-    y = Convolution.apply(anchor(), x, ours_w, ours_b, Window(side, stride, padding), relu, EXACT)
+    y = StackedConvolution.apply(
+        anchor(), x, ours_w, ours_b, Window(side, stride, padding), relu, EXACT
+    )
 
     def layer(x, w, b):
         y = functional.conv2d(x, w.permute(0, 3, 1, 2), b, stride, padding)
@@ -99,7 +102,7 @@ def test_a_convolution_and_its_gradients(batch, size, inputs, outputs, side, str
 def test_pooling_gives_ties_to_the_first(size, relu):
     torch.manual_seed(0)
     x = rand(CLIENTS, 3, size, size, 7).round().requires_grad_()
-    y = Pool.apply(x, 2, relu)
+    y = StackedMaxPool.apply(x, 2, relu)
 
     def layer(x):
         y = functional.max_pool2d(x, 2)
@@ -119,7 +122,7 @@ def test_group_normalization_and_its_gradients(relu):
     x = (3 + rand(CLIENTS, 3, 5, 5, 64)).requires_grad_()
     scale, bias = rand(CLIENTS, 64), rand(CLIENTS, 64)
     ours_scale, ours_bias = weight(scale), weight(bias)
-    y = GroupNorm.apply(anchor(), x, ours_scale, ours_bias, 32, 1e-5, relu)
+    y = StackedGroupNorm.apply(anchor(), x, ours_scale, ours_bias, 32, 1e-5, relu)
 
     def layer(x, scale, bias):
         y = functional.group_norm(x, 32, scale, bias, 1e-5)
@@ -140,7 +143,7 @@ def test_cross_entropy_and_its_gradient():
     labels = torch.randint(0, 10, (CLIENTS, 6), device=DEVICE)
     losses = torch.ones(CLIENTS, device=DEVICE)
     slope = cross_entropy(output.detach(), labels, losses)
-    expected = losses_of(functional.cross_entropy, output, labels)
+    expected = client_losses(functional.cross_entropy, output, labels)
     expected.sum().backward()
     assert torch.allclose(losses, 1 + expected, rtol=1e-6)
     assert close(slope, output.grad)
@@ -177,18 +180,19 @@ def test_a_network_has_the_gradients_of_its_model(make, shape, loss):
     layout = Layout.of(model)
     x, y = rand(6, *shape), torch.randint(0, 4, (6,), device=DEVICE)
     task = Task(model, loss, [(x, y)], None, 2, 0, layout)
-    way = ByLayers(Work(task, x, y, "fp32"), Network(model, layout, EXACT), CLIENTS)
+    network = StackedNetwork(model, layout, EXACT)
+    gradients = LayerGradients(StackedTask(task, x, y, "fp32"), network, CLIENTS)
     start = torch.stack([layout.read(model), 1.1 * layout.read(model)])
-    way.enter(start, way.stack.x.w)
+    gradients.pack(start, gradients.buffers.x.w)
     rows = torch.tensor([[0, 3], [5, 1]], device=DEVICE)
-    way.gradients(rows)
-    assert torch.equal(way.leave(way.stack.x.w), start)
-    for n, ours in enumerate(way.leave(way.stack.gradient)):
+    gradients.compute(rows)
+    assert torch.equal(gradients.unpack(gradients.buffers.x.w), start)
+    for n, ours in enumerate(gradients.unpack(gradients.buffers.gradient)):
         trainer = Trainer(task)
         value = trainer.differentiate(start[n], x[rows[n]], y[rows[n]])
         expected = trainer.gradient
         assert float((ours - expected).norm() / expected.norm()) < 2e-6
-        assert float(way.stack.loss[n]) == pytest.approx(value, rel=1e-6)
+        assert float(gradients.buffers.loss[n]) == pytest.approx(value, rel=1e-6)
 
 
 @pytest.mark.parametrize("make", [models.convnets.small_cnn, residual])
@@ -197,10 +201,11 @@ def test_a_network_says_what_its_model_says(make):
     model = make().to(DEVICE)
     layout = Layout.of(model)
     x, y = rand(5, 1, 8, 8), torch.zeros(5, dtype=torch.int64, device=DEVICE)
-    work = Work(Task(model, functional.cross_entropy, [(x, y)], None, 5, 0, layout), x, y, "fp32")
+    task = Task(model, functional.cross_entropy, [(x, y)], None, 5, 0, layout)
+    task = StackedTask(task, x, y, "fp32")
     with torch.no_grad():
-        said = work.output_by_layers(Network(model, layout, EXACT), layout.read(model), x)
-        assert close(said, model(x))
+        network = StackedNetwork(model, layout, EXACT)
+        assert close(task.network_output(network, layout.read(model), x), model(x))
 
 
 def shares_a_layer() -> nn.Module:
@@ -243,8 +248,8 @@ class Curious(nn.Module):
 )
 def test_models_that_it_does_not_know_are_refused(make):
     model = make()
-    with pytest.raises(Unknown):
-        Network(model, Layout.of(model), EXACT)
+    with pytest.raises(UnsupportedModel):
+        StackedNetwork(model, Layout.of(model), EXACT)
 
 
 @pytest.mark.parametrize(
@@ -256,6 +261,6 @@ def test_models_that_it_does_not_know_are_refused(make):
     ],
 )
 def test_inputs_of_the_wrong_shape_are_refused(layer, shape):
-    """The kernels check no bounds; the ways that remain raise PyTorch's error."""
-    with pytest.raises(Unknown):
-        MODULES[type(layer)](None, layer, torch.ones(shape))
+    """The kernels check no bounds. Other models run on PyTorch, which raises its error."""
+    with pytest.raises(UnsupportedModel):
+        LAYERS[type(layer)](None, layer, torch.ones(shape))

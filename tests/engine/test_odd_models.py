@@ -149,7 +149,7 @@ def test_the_loss_is_pytorchs(federation):
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # sparse tensors in vmap
 def test_every_engine_trains_the_same(federation, monkeypatch):
-    monkeypatch.setattr(forked, "WORTHWHILE", -1.0)
+    monkeypatch.setattr(forked, "MIN_PARALLEL_SECONDS", -1.0)
     task, method = federation.task, federation.algorithm
     expected = after_two_rounds(federation, Reference(task))
     assert torch.equal(after_two_rounds(federation, Forked(task, method, 2)), expected)
@@ -159,10 +159,10 @@ def test_every_engine_trains_the_same(federation, monkeypatch):
 
 
 def test_a_gpu_wants_samples_of_one_shape():
-    data = [(torch.randn(5, length, 3), torch.zeros(5, dtype=torch.int64)) for length in (2, 4)]
+    data = [(torch.randn(5, length, 3), torch.zeros(5, 2, dtype=torch.int64)) for length in (2, 4)]
     model = nn.Sequential(nn.Linear(3, 2))
     federation = made(model, data)
-    with pytest.raises(ValueError, match="of one shape"):
+    with pytest.raises(ValueError, match="must have the same shape"):
         Stacked(federation.task, federation.algorithm)
 
 

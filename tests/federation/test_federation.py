@@ -17,7 +17,7 @@ from fedsift.engine.contract import Job
 from fedsift.errors import Diverged
 from fedsift.simulation import Options, prepare
 from fedsift.task import (
-    distinct,
+    sample_without_replacement,
 )
 from problems import ridge
 
@@ -94,11 +94,11 @@ def test_mini_batches_are_fresh_and_have_no_repeats():
 
 @pytest.mark.parametrize("size", [3000, np.array([700, 3000])], ids=["one", "many"])
 def test_large_batches_are_drawn_like_small_ones(size, monkeypatch):
-    chances = np.random.default_rng(0).random((*np.shape(size), 5, 600))
+    uniforms = np.random.default_rng(0).random((*np.shape(size), 5, 600))
     size = np.asarray(size)[..., None].repeat(5, -1)
-    quick = distinct(chances, size)
-    monkeypatch.setattr("fedsift.task.MANY", 10_000)
-    assert (quick == distinct(chances, size)).all()
+    quick = sample_without_replacement(uniforms, size)
+    monkeypatch.setattr("fedsift.task.MAX_COMPARED", 10_000)
+    assert (quick == sample_without_replacement(uniforms, size)).all()
     assert all(len(set(batch)) == 600 for batch in quick.reshape(-1, 600).tolist())
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedsift.cli.commands import main
+from fedsift.cli.main import main
 from fedsift.federation import memories
 from fedsift.federation.memories import InMemory, OnDisk, SlotFile
-from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go
-from fedsift.runs.run import Keeper
+from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, train_rounds
+from fedsift.runs.checkpoint import load_checkpoint
+from fedsift.runs.run import CheckpointWriter
 
 CONFIG = RunConfig.from_values(
     {"algorithm": "efficient-adam", "clients": 12, "participation": 0.25, "rounds": 8, "seed": 5}
@@ -35,7 +36,7 @@ def run(path, federation, rounds):
     """Play up to a round and stop there."""
     config = replace(CONFIG, rounds=8)
     folder = RunFolder.create_or_continue(path, config)
-    list(go(folder, federation, begin(folder, federation), rounds))
+    list(train_rounds(folder, federation, restore_run(folder, federation), rounds))
     return folder
 
 
@@ -49,32 +50,32 @@ def assert_same(one, other):
 
 
 def test_memories_on_disk_equal_those_in_ram(tmp_path, federation, monkeypatch):
-    held = run(tmp_path / "held", federation, 8).load(federation, "cpu").snapshot
+    held = load_checkpoint(run(tmp_path / "held", federation, 8), federation, "cpu").snapshot
     assert isinstance(held.client_memory, InMemory)
     monkeypatch.setattr(memories, "MAX_RAM", 0)
-    disk = run(tmp_path / "disk", federation, 8).load(federation, "cpu").snapshot
+    disk = load_checkpoint(run(tmp_path / "disk", federation, 8), federation, "cpu").snapshot
     assert isinstance(disk.client_memory, OnDisk)
     assert_same(disk, held)
 
 
 def test_a_stopped_run_continues_with_the_memories(tmp_path, federation, much):
-    whole = run(tmp_path / "whole", federation, 8).load(federation, "cpu").snapshot
+    whole = load_checkpoint(run(tmp_path / "whole", federation, 8), federation, "cpu").snapshot
     for last in (2, 5, 8):
         stopped = run(tmp_path / "stopped", federation, last)
-    assert_same(stopped.load(federation, "cpu").snapshot, whole)
+    assert_same(load_checkpoint(stopped, federation, "cpu").snapshot, whole)
 
 
 def test_rounds_after_a_checkpoint_do_not_change_its_memories(
     tmp_path, federation, much, monkeypatch
 ):
-    whole = run(tmp_path / "whole", federation, 8).load(federation, "cpu").snapshot
+    whole = load_checkpoint(run(tmp_path / "whole", federation, 8), federation, "cpu").snapshot
     folder = run(tmp_path / "stopped", federation, 3)
-    playing = go(folder, federation, begin(folder, federation), 8)
-    monkeypatch.setattr(Keeper, "save", lambda self: None)  # as if the machine stopped
+    playing = train_rounds(folder, federation, restore_run(folder, federation), 8)
+    monkeypatch.setattr(CheckpointWriter, "write", lambda self: None)  # as if the machine stopped
     list(playing)
     monkeypatch.undo()
     monkeypatch.setattr(memories, "MAX_RAM", 0)
-    assert_same(run(folder.path, federation, 8).load(federation, "cpu").snapshot, whole)
+    assert_same(load_checkpoint(run(folder.path, federation, 8), federation, "cpu").snapshot, whole)
 
 
 def test_memories_on_disk_are_not_in_the_checkpoint_and_take_little_space(
@@ -82,7 +83,7 @@ def test_memories_on_disk_are_not_in_the_checkpoint_and_take_little_space(
 ):
     always = property(lambda keeper: 0.0, lambda keeper, due: None)
     monkeypatch.setattr(
-        Keeper, "due", always, raising=False
+        CheckpointWriter, "due", always, raising=False
     )  # or a slow disk would save less often
     folder = run(tmp_path, federation, 8)
     tensors = load_file(folder.checkpoint_file)

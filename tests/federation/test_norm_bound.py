@@ -17,7 +17,8 @@ from fedsift.engine import Reference, Stacked
 from fedsift.engine.contract import Engine, Results
 from fedsift.errors import ConfigError
 from fedsift.federation.norm_bound import RECENT_ROUNDS, NormBound, NormHistory, norms_of
-from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go
+from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, train_rounds
+from fedsift.runs.checkpoint import load_checkpoint
 from fedsift.simulation import Options, initial_snapshot, prepare, run_rounds
 from problems import ridge
 
@@ -260,8 +261,8 @@ def run(path, rounds, until):
     config = RunConfig.from_values({**WORDS, "rounds": rounds})
     fed = federation_of(config)
     folder = RunFolder.create_or_extend(path, config)
-    list(go(folder, fed, begin(folder, fed), until))
-    return begin(folder, fed).checkpoint.snapshot
+    list(train_rounds(folder, fed, restore_run(folder, fed), until))
+    return restore_run(folder, fed).checkpoint.snapshot
 
 
 def test_a_resumed_run_has_the_same_history_bit_for_bit(tmp_path):
@@ -280,8 +281,11 @@ def test_a_run_without_the_bound_setting_is_refused_in_one_line(tmp_path):
     lines = folder.config_file.read_text().splitlines(keepends=True)
     old = "".join(line for line in lines if not line.startswith("max_norm_ratio"))
     folder.config_file.write_text(old)
-    with pytest.raises(ConfigError, match=r"earlier fedsift, which had no max_norm_ratio: .*--out"):
-        folder.load(federation_of(folder.config()), "cpu")
+    with pytest.raises(
+        ConfigError,
+        match=r"older version of fedsift and lacks the setting `max_norm_ratio`; .*--out",
+    ):
+        load_checkpoint(folder, federation_of(folder.config()), "cpu")
 
 
 @pytest.mark.parametrize("ratio", [1, -1, float("nan"), float("inf"), "many", True])

@@ -15,8 +15,8 @@ from inline import InlineGrid, InlineNode
 from processes import SOURCE, left_behind
 from typer.main import get_command
 
-from fedsift.cli import deploy
-from fedsift.cli.commands import app, main
+from fedsift.cli import demo as cli_demo
+from fedsift.cli.main import app, main
 from fedsift.flower import demo
 from fedsift.flower.local import LocalFederation, ProcessFailed
 from fedsift.runs import RunFolder
@@ -55,7 +55,7 @@ def test_options_of_simulations_only_are_refused(tmp_path, capsys):
     assert "No such option" in capsys.readouterr().err
     (tmp_path / "a.toml").write_text("dropout = 0.5")
     assert main(["deploy", "demo", "--config", str(tmp_path / "a.toml")]) == 2
-    assert "dropout is for simulations" in capsys.readouterr().err
+    assert "dropout applies to simulations" in capsys.readouterr().err
 
 
 def test_the_help_shows_the_options_and_defaults_of_the_demo():
@@ -77,7 +77,7 @@ def test_invalid_options_are_refused_before_files_are_created(tmp_path, capsys):
 def test_a_folder_with_other_settings_is_refused_before_processes_start(
     other, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(deploy, "deploy_demo", lambda *_: None)
+    monkeypatch.setattr(cli_demo, "deploy_demo", lambda *_: None)
     words = ["deploy", "demo", "--out", str(tmp_path)]
     assert main(words) == 0
     assert main([*words, "--rounds", "7"]) == 0
@@ -89,10 +89,10 @@ def test_a_folder_with_other_settings_is_refused_before_processes_start(
 def test_the_server_has_the_configuration_of_the_command_line(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     started = []
-    monkeypatch.setattr(deploy, "deploy_demo", lambda *words: started.append(words))
+    monkeypatch.setattr(cli_demo, "deploy_demo", lambda *words: started.append(words))
     words = ["--rounds", "1", "--local-steps", "1", "--partition", "dirichlet", "--theta", "0.5"]
     assert main(["deploy", "demo", *words, "--out", str(tmp_path / "run")]) == 0
-    ((settings, folder),) = started
+    ((settings, folder, _),) = started
     config = {**settings.flat(), "out": str(folder.path)}
     grid = InlineGrid((InlineNode(demo.client(), n, 3) for n in range(3)), config)
     demo.server()(grid, Context(1, 1, {}, RecordDict(), config))
@@ -104,10 +104,10 @@ def test_a_failed_demo_is_reported_even_after_a_successful_one(tmp_path, capsys,
     monkeypatch.setenv("PYTHONPATH", SOURCE)
     words = ["deploy", "demo", "--clients", "1", "--out", str(tmp_path)]
     with monkeypatch.context() as patched:
-        patched.setattr(deploy, "deploy_demo", lambda *_: None)
+        patched.setattr(cli_demo, "deploy_demo", lambda *_: None)
         assert main(words) == 0
     folder = RunFolder(tmp_path)
-    folder.finish({"algorithm": "the one before"})
+    folder.write_summary({"algorithm": "the one before"})
     folder.checkpoint_file.write_bytes(b"broken")
     assert main(words) == 3
     said = capsys.readouterr()
@@ -125,7 +125,7 @@ def test_a_dead_superlink_is_reported_in_one_line(tmp_path, monkeypatch):
     with subprocess.Popen(sleeping, stdin=subprocess.PIPE) as run:
         federation.processes = {"run": run, "superlink": subprocess.Popen(ended)}
         with pytest.raises(ProcessFailed, match=r"^superlink ended with 9: see .*superlink.log$"):
-            deploy.follow(federation, RunFolder(tmp_path), RunConfig())
+            cli_demo.wait_with_progress(federation, RunFolder(tmp_path), RunConfig(), 1)
         run.stdin.close()
 
 

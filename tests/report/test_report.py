@@ -1,6 +1,7 @@
-"""The report of runs: what it reads, how it summarizes, and that a real browser draws it."""
+"""The report: what it reads, how it summarizes, and that a real browser draws it."""
 
 import json
+import random
 import re
 import shutil
 import statistics
@@ -10,12 +11,13 @@ from html.parser import HTMLParser
 import pytest
 
 from chromium import chromium, find_chromium
-from fedsift.cli.commands import main
+from fedsift.cli.main import main
 from fedsift.errors import ConfigError
-from fedsift.report.charts import Block, View
-from fedsift.report.collect import Spread, find_runs, likely_target, order, read_run
+from fedsift.report.charts import FigureBlock, View
+from fedsift.report.collect import Spread, arrange, find_runs, likely_target, read_run
 from fedsift.report.html import FIGURES, write_report
-from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go, summarize
+from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, run_summary, train_rounds
+from fedsift.runs.compare import reached
 
 METHODS = ("fedadam-ssm", "fedadam-top", "fedadam", "efficient-adam")
 SEEDS = (0, 1)
@@ -26,8 +28,8 @@ def trained(path, **values):
     """The folder of a small finished run."""
     config = RunConfig.from_values({"clients": 4, "rounds": ROUNDS, **values})
     folder, federation = RunFolder.create(path, config), federation_of(config)
-    history = list(go(folder, federation, begin(folder, federation), config.rounds))
-    folder.finish(summarize(config, federation, history))
+    history = list(train_rounds(folder, federation, restore_run(folder, federation), config.rounds))
+    folder.write_summary(run_summary(config, federation, history))
     return path
 
 
@@ -86,17 +88,18 @@ def data_in(page):
 
 
 def test_seeds_of_one_method_are_one_group(runs):
-    (task,) = order([read_run(path) for path in find_runs([runs])])
-    assert {g.name: [r.setting("seed") for r in g.runs] for g in task.groups} == {
+    (comparison,) = arrange([read_run(path) for path in find_runs([runs])])
+    assert {g.name: [r.setting("seed") for r in g.runs] for g in comparison.groups} == {
         name: list(SEEDS) for name in METHODS
     }
 
 
-def test_one_seed_counts_once_however_often_it_is_there(runs, tmp_path, monkeypatch, capsys):
+def test_copies_of_a_run_count_once(runs, tmp_path, monkeypatch, capsys):
     here, other = tmp_path / "fedadam-0", tmp_path / "half"
     for copy in (here, other):
         shutil.copytree(runs / "fedadam-0", copy)
-    (other / "summary.json").unlink()
+    for name in ("summary.json", "checkpoint.safetensors"):
+        (other / name).unlink()
     lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
     (other / "metrics.jsonl").write_text("".join(lines[:2]))
     monkeypatch.chdir(tmp_path)
@@ -105,54 +108,55 @@ def test_one_seed_counts_once_however_often_it_is_there(runs, tmp_path, monkeypa
     said = capsys.readouterr().err
     assert "half is left out" in said
     assert "2 runs" in said
-    (group,) = data_in(tmp_path / "r.html")["tasks"]["task0"]["groups"]
+    (group,) = data_in(tmp_path / "r.html")["comparisons"]["comparison0"]["groups"]
     assert [len(run["accuracy"]) for run in group["runs"]] == [ROUNDS, ROUNDS]
 
 
-def test_runs_on_different_devices_are_no_seeds_of_one_method(runs, tmp_path):
+def test_runs_on_different_devices_are_separate_groups(runs, tmp_path):
     shutil.copytree(runs / "fedadam-1", tmp_path / "cuda")
     told = json.loads((tmp_path / "cuda" / "summary.json").read_text())
     (tmp_path / "cuda" / "summary.json").write_text(json.dumps(told | {"device": "cuda"}))
-    (task,) = order([*shown(runs, "fedadam-0"), read_run(tmp_path / "cuda")])
-    assert [g.name for g in task.groups] == ["fedadam · device auto", "fedadam · device cuda"]
+    (comparison,) = arrange([*shown(runs, "fedadam-0"), read_run(tmp_path / "cuda")])
+    assert [g.name for g in comparison.groups] == ["fedadam · device auto", "fedadam · device cuda"]
 
 
-def test_a_methods_variants_are_named_by_what_they_differ_in(runs, tmp_path):
+def test_variants_of_a_method_are_named_by_their_differing_settings(runs, tmp_path):
     denser = trained(tmp_path / "denser", algorithm="fedadam-ssm", density=0.2, local_steps=4)
-    (task,) = order([*shown(runs, "fedadam-ssm-0", "fedadam-0"), read_run(denser)])
-    assert [g.name for g in task.groups] == [
+    (comparison,) = arrange([*shown(runs, "fedadam-ssm-0", "fedadam-0"), read_run(denser)])
+    assert [g.name for g in comparison.groups] == [
         "fedadam-ssm · density 0.05",
         "fedadam",
         "fedadam-ssm · density 0.2",
     ]
-    looks = [(g.color, g.dash) for g in task.groups]
+    looks = [(g.color, g.dash) for g in comparison.groups]
     assert looks[0][0] == looks[2][0] != looks[1][0]
     assert len(set(looks)) == 3
 
 
-def test_a_method_has_one_color_in_every_report(runs):
+def test_a_method_has_the_same_color_in_every_report(runs):
     colors = [
-        {g.name: g.color for g in order(shown(runs, *names))[0].groups}
+        {g.name: g.color for g in arrange(shown(runs, *names))[0].groups}
         for names in (("fedadam-0", "fedadam-ssm-0"), ("fedadam-ssm-1", "fedadam-top-0"))
     ]
     assert colors[0]["fedadam-ssm"] == colors[1]["fedadam-ssm"]
 
 
-def test_the_target_of_a_comparison_is_its_own_and_else_one_that_is_reached(runs, page, tmp_path):
+def test_the_target_is_that_of_compare_or_one_that_is_reached(runs, page, tmp_path):
     words = ["--clients", "3", "--rounds", "1", "--local-steps", "2", "--out", str(tmp_path / "c")]
     assert main(["compare", "--algorithms", "fedsgd", "--target", "0.123", *words]) == 0
     assert main(["report", str(tmp_path / "c"), "-o", str(tmp_path / "r.html")]) == 0
-    assert data_in(tmp_path / "r.html")["tasks"]["task0"]["target"] == 0.123
-    (task,) = order([read_run(path) for path in find_runs([runs])])
-    best = max(run.summary["best_accuracy"] for run in task.runs)
-    assert 0.9 * best < likely_target(task) <= 0.95 * best
-    assert data_in(page)["tasks"]["task0"]["target"] == likely_target(task)
+    assert data_in(tmp_path / "r.html")["comparisons"]["comparison0"]["target"] == 0.123
+    (comparison,) = arrange([read_run(path) for path in find_runs([runs])])
+    best = max(run.summary["best_accuracy"] for run in comparison.runs)
+    assert 0.9 * best < likely_target(comparison) <= 0.95 * best
+    assert data_in(page)["comparisons"]["comparison0"]["target"] == likely_target(comparison)
 
 
-def test_a_run_that_has_not_ended_is_shown_as_far_as_it_came(runs, tmp_path):
+def test_an_unfinished_run_is_shown_up_to_its_last_round(runs, tmp_path):
     half = tmp_path / "half"
     shutil.copytree(runs / "fedadam-ssm-0", half)
-    (half / "summary.json").unlink()
+    for name in ("summary.json", "checkpoint.safetensors"):
+        (half / name).unlink()
     lines = (half / "metrics.jsonl").read_text().splitlines(keepends=True)
     (half / "metrics.jsonl").write_text("".join(lines[:2]))
     run = read_run(half)
@@ -161,24 +165,24 @@ def test_a_run_that_has_not_ended_is_shown_as_far_as_it_came(runs, tmp_path):
     assert f"2 of {ROUNDS}" in (tmp_path / "report.html").read_text()
 
 
-def test_what_was_not_recorded_is_left_out(runs, tmp_path):
+def test_figures_without_data_are_left_out(runs, tmp_path):
     bare = tmp_path / "bare"
     shutil.copytree(runs / "fedadam-ssm-0", bare)
     for name in ("uploads.jsonl", "clients.json"):
         (bare / name).unlink()
 
     def titles(path):
-        (task,) = order([read_run(path)])
-        return [block.title for make in FIGURES if (block := make(task)).views]
+        (comparison,) = arrange([read_run(path)])
+        return [block.title for make in FIGURES if (block := make(comparison)).views]
 
     assert titles(bare) == ["Accuracy against traffic", "Progress by round"]
     assert len(titles(runs / "fedadam-ssm-0")) == len(FIGURES)
     assert main(["report", str(bare), "-o", str(tmp_path / "report.html")]) == 0
 
 
-def test_a_dense_method_has_no_figure_of_masks(runs):
-    (task,) = order(shown(runs, "fedadam-0"))
-    without = {make.__name__ for make in FIGURES if not make(task).views}
+def test_a_dense_method_has_no_mask_figures(runs):
+    (comparison,) = arrange(shown(runs, "fedadam-0"))
+    without = {make.__name__ for make in FIGURES if not make(comparison).views}
     assert without == {"overlap", "pairs"}
 
 
@@ -192,7 +196,7 @@ def test_a_folder_without_a_round_is_refused_in_one_line(history, runs, tmp_path
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_folder_that_is_not_there_is_refused_in_one_line(tmp_path, capsys):
+def test_a_missing_folder_is_refused_in_one_line(tmp_path, capsys):
     assert main(["report", str(tmp_path / "none")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -204,6 +208,77 @@ def test_a_broken_summary_is_named(runs, tmp_path):
     (broken / "summary.json").write_text("{")
     with pytest.raises(ConfigError, match=r"summary\.json"):
         read_run(broken)
+
+
+def test_partitions_are_compared_separately(runs, tmp_path, capsys):
+    other = trained(tmp_path / "skewed", algorithm="fedadam", local_steps=4, partition="dirichlet")
+    comparisons = arrange([*shown(runs, "fedadam-0", "fedadam-ssm-0"), read_run(other)])
+    assert [c.partition for c in comparisons] == ["iid", "dirichlet (θ = 0.1)"]
+    assert [[g.name for g in c.groups] for c in comparisons] == [
+        ["fedadam", "fedadam-ssm"],
+        ["fedadam"],
+    ]
+    report = tmp_path / "report.html"
+    assert main(["report", str(runs / "fedadam-0"), str(other), "-o", str(report)]) == 0
+    text = report.read_text()
+    for partition in ("iid", "dirichlet (θ = 0.1)"):
+        assert f"partition {partition}</h2>" in text
+    assert set(data_in(report)["comparisons"]) == {"comparison0", "comparison1"}
+
+
+def damaged_line(folder, name, number, change):
+    """Change the object in one line of a file."""
+    lines = (folder / name).read_text().splitlines()
+    found = json.loads(lines[number - 1])
+    change(found)
+    lines[number - 1] = json.dumps(found)
+    (folder / name).write_text("".join(f"{line}\n" for line in lines))
+    (folder / "checkpoint.safetensors").unlink()  # whose digest would notice
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "phrase"),
+    [
+        ("metrics.jsonl", lambda x: x.update(uplink_bytes="1"), "metrics.jsonl"),
+        ("metrics.jsonl", lambda x: x.update(accuracy=-0.5), "accuracy"),
+        ("metrics.jsonl", lambda x: x.update(train_loss="low"), "train_loss"),
+        ("uploads.jsonl", lambda x: x["bytes"].update(w="many"), "bytes"),
+        ("uploads.jsonl", lambda x: x["masks"].update(x={}), "masks"),
+        ("uploads.jsonl", lambda x: x["masks"]["wmv"].pop("kept"), "masks"),
+        ("uploads.jsonl", lambda x: x["magnitudes"]["w"].update(step=0), "magnitudes"),
+        ("uploads.jsonl", lambda x: x["shared"]["wmv"].pop(), "shared"),
+        ("uploads.jsonl", lambda x: x["clients"].pop(), "shared does not fit clients"),
+    ],
+)
+def test_a_damaged_line_is_named_in_one_line(name, change, phrase, runs, tmp_path, capsys):
+    damaged = shutil.copytree(runs / "fedadam-ssm-0", tmp_path / "damaged")
+    damaged_line(damaged, name, 2, change)
+    assert main(["report", str(damaged), "-o", str(tmp_path / "r.html")]) == 2
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert name in errors
+    assert phrase in errors
+    assert "line 2" in errors
+
+
+def test_a_damaged_byte_never_gives_a_traceback(runs, tmp_path, capsys):
+    draw = random.Random(0)
+    names = ("metrics.jsonl", "uploads.jsonl", "summary.json", "clients.json", "config.toml")
+    refused = 0
+    for number in range(60):
+        damaged = shutil.copytree(runs / "fedadam-ssm-0", tmp_path / str(number))
+        (damaged / "checkpoint.safetensors").unlink()
+        file = damaged / names[number % len(names)]
+        content = bytearray(file.read_bytes())
+        content[draw.randrange(len(content))] = draw.randrange(32, 127)
+        file.write_bytes(content)
+        code = main(["report", str(damaged), "-o", str(tmp_path / "r.html")])
+        errors = capsys.readouterr().err
+        assert code in (0, 2), errors
+        if code == 2:
+            refused += 1
+            assert errors.count("\n") == 1
+    assert refused > 5
 
 
 # What it says.
@@ -223,7 +298,22 @@ def test_the_table_has_mean_and_deviation_of_the_seeds(runs, page):
         assert wanted in first[method]
 
 
-def test_the_bars_add_up_to_what_a_client_sent(runs, page):
+def test_the_table_compares_with_dense_fedadam(runs, page):
+    rows = {row[0]: row for row in reversed(Tables(page.read_text()).rows)}
+    assert rows["method"][2:7] == ["MB up", "vs dense", "rounds", "Mibit", "ratio"]
+    target = likely_target(arrange([read_run(path) for path in find_runs([runs])])[0])
+    for method in ("fedadam-ssm", "fedadam-top"):
+        ratios = []
+        for run in shown(runs, *(f"{method}-{seed}" for seed in SEEDS)):
+            record = reached(run.history, target)
+            if record is not None:
+                dense = 12 * run.summary["parameters"] * record["round"]
+                ratios.append(dense / record["uplink_bytes"])
+        expected = f"{statistics.mean(ratios):.1f}×" if len(ratios) == len(SEEDS) else ""
+        assert rows[method][3] == expected
+
+
+def test_the_bars_add_up_to_the_uplink_per_client(runs, page):
     data = data_in(page)["blocks"]
     (bars,) = [
         views[0]["charts"][0]["data"] for views in data.values()
@@ -246,7 +336,7 @@ def test_the_same_runs_give_the_same_bytes(runs, page, tmp_path):
     assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
 
 
-def test_names_are_text_and_never_markup(runs, tmp_path):
+def test_names_are_escaped(runs, tmp_path):
     run = read_run(runs / "fedadam-ssm-0")
     name = "</script><script>alert(1)</script>"
     hostile = type(run)(
@@ -256,9 +346,9 @@ def test_names_are_text_and_never_markup(runs, tmp_path):
     assert name not in (tmp_path / "report.html").read_text()
 
 
-def test_views_with_long_names_become_a_list():
-    assert not Block("", "", [View("seed 0", []), View("seed 1", [])]).names_are_long
-    assert Block("", "", [View("a rather long name", [])] * 3).names_are_long
+def test_views_with_long_names_become_a_drop_down_list():
+    assert not FigureBlock("", "", [View("seed 0", []), View("seed 1", [])]).names_are_long
+    assert FigureBlock("", "", [View("a rather long name", [])] * 3).names_are_long
 
 
 def test_a_machine_that_cannot_draw_still_trains(tmp_path, monkeypatch, capsys):
@@ -295,7 +385,7 @@ TRACES = "document.querySelectorAll('.scatterlayer .trace, .barlayer .trace, .hm
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_the_report_is_drawn_without_complaint_and_without_the_network(look, page, browser):
+def test_the_report_is_drawn_without_errors_or_network_requests(look, page, browser):
     browser.open(page, **LOOKS[look])
     assert browser.complaints() == []
     own = (page.resolve().as_uri(), "data:")
@@ -325,7 +415,7 @@ def test_the_figures_follow_the_readers_preference(page, browser):
     assert browser.complaints() == []
 
 
-def test_it_prints_in_light_colors_and_comes_back(page, browser, tmp_path):
+def test_printing_uses_light_colors_and_restores_dark_mode(page, browser, tmp_path):
     browser.open(page, dark=True)
     before = ink(browser)
     seen = "window.seen = []; addEventListener('beforeprint', () => seen.push({ink}))".replace(
@@ -353,7 +443,7 @@ def squeezed(rows):
     return ["".join(row.split()) for row in rows]
 
 
-def test_another_target_fills_the_table_anew_as_python_would(page, runs, browser, tmp_path):
+def test_the_table_at_another_target_equals_pythons(page, runs, browser, tmp_path):
     other = tmp_path / "other.html"
     target = 0.2
     write_report([read_run(path) for path in find_runs([runs])], other, "other", target)
@@ -365,7 +455,7 @@ def test_another_target_fills_the_table_anew_as_python_would(page, runs, browser
     assert sorted(squeezed(browser.value(CELLS))) == sorted(wanted)
     set_target(browser, 100)
     assert all("∞" in row for row in browser.value(CELLS))
-    set_target(browser, 100 * data_in(page)["tasks"]["task0"]["target"])
+    set_target(browser, 100 * data_in(page)["comparisons"]["comparison0"]["target"])
     assert squeezed(browser.value(CELLS)) == at_first
     assert browser.complaints() == []
 
@@ -383,13 +473,13 @@ def test_a_click_sorts_hides_and_changes_the_view(page, browser):
     browser.value("document.querySelector('[data-group=fedadam] .toggle').click()")
     assert browser.value(TRACES) == before
     title = "document.querySelector('[data-block] .xtitle').textContent"
-    assert "Mibit" in browser.value(title)
-    browser.value("document.querySelectorAll('[data-block] .views button')[1].click()")
     assert "MB" in browser.value(title)
+    browser.value("document.querySelectorAll('[data-block] .views button')[2].click()")
+    assert "Mibit" in browser.value(title)
     assert browser.complaints() == []
 
 
-def test_a_run_of_one_round_is_drawn_too(browser, tmp_path):
+def test_a_run_of_one_round_is_drawn(browser, tmp_path):
     run = trained(tmp_path / "run", algorithm="sparse-fedsgd", rounds=1, clients=1, local_steps=1)
     assert main(["report", str(run), "-o", str(tmp_path / "report.html")]) == 0
     browser.open(tmp_path / "report.html")

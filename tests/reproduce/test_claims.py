@@ -1,47 +1,47 @@
-"""The page of claims is what reproduce/claims.py writes, and the script tells true from false."""
+"""The page of claims is what reproduce/claims.py writes, and its verdicts follow the results."""
 
 import csv
 import json
+import math
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from fedsift.reproduce import Pin, Wanted
-from fedsift.reproduce.make import compared
-from fedsift.reproduce.results import lines_of, summaries, table_csv
-from fedsift.reproduce.traffic import costs, costs_csv
+from fedsift.reproduce.experiments import Experiment
+from fedsift.reproduce.plan import Selection
+from fedsift.reproduce.result_files import comparable_lines
+from fedsift.reproduce.results import summarize_lines, table_csv
+from fedsift.reproduce.traffic import summarize_traffic, traffic_csv
 
 REPRODUCE = Path(__file__).parents[2] / "reproduce"
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 sys.path.insert(0, str(REPRODUCE))
-from checks import Results, rises_then_falls  # noqa: E402
-from claims import PAGE, SECTIONS, page, row  # noqa: E402
+from checks import Finding, Results, frames_fit_the_formula, rises_then_falls  # noqa: E402
+from claims import PAGE, PICTURES, SECTIONS, page, row, verdict  # noqa: E402
 
 
-def test_the_page_is_in_step_with_the_results():
+def test_the_page_matches_the_results():
     assert PAGE.read_text(encoding="utf-8") == page(Results(REPRODUCE / "results"))
 
 
 @pytest.mark.parametrize(
-    ("name", "every", "in_all"), [("table1", table_csv, summaries), ("sift", costs_csv, costs)]
+    ("name", "make_csv", "summarize"),
+    [("table1", table_csv, summarize_lines), ("sift", traffic_csv, summarize_traffic)],
 )
-def test_the_results_are_made_of_the_committed_runs(name, every, in_all, tmp_path):
+def test_the_results_are_made_from_the_committed_runs(name, make_csv, summarize, tmp_path):
     with tarfile.open(REPRODUCE / "runs.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
-    pin = Pin.of(name)
-    groups = compared(pin, lines_of(pin, Wanted(), tmp_path))
-    lines = [line for _, own in groups for line in own]
-    assert every(lines) == (REPRODUCE / "results" / f"{name}.csv").read_text(encoding="utf-8")
-    told = json.loads((REPRODUCE / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    assert in_all(lines) == told
+    lines = comparable_lines(Experiment.load(name), Selection(), tmp_path)
+    assert make_csv(lines) == (REPRODUCE / "results" / f"{name}.csv").read_text(encoding="utf-8")
+    committed = (REPRODUCE / "results" / f"{name}.json").read_text(encoding="utf-8")
+    assert summarize(lines) == json.loads(committed)
 
 
-@pytest.mark.parametrize("name", ["fig2-cnn-fashion-mnist-iid", "sift-cnn-fashion-mnist-noniid"])
+@pytest.mark.parametrize("name", PICTURES)
 def test_the_docs_show_the_committed_pictures(name):
-    shown, made = (folder / f"{name}.png" for folder in (IMAGES, REPRODUCE / "results"))
-    assert shown.read_bytes() == made.read_bytes()
+    assert (IMAGES / name).read_bytes() == (REPRODUCE / "results" / name).read_bytes()
 
 
 README_NAMES = {
@@ -85,7 +85,7 @@ def line(method, mibit, best, **more):
 
 @pytest.fixture
 def results(tmp_path):
-    """Made-up results in which FedAdam-SSM is the best at traffic, and FedAdam by rounds."""
+    """Made-up results: FedAdam-SSM is the best by traffic, and FedAdam by rounds."""
     lines = [
         line("fedadam-ssm", 1.0, 0.89, paper_mibit=8.15, paper_ratio=1.0),
         line("fedadam-top", 1.05, 0.88, paper_mibit=11.3, paper_ratio=1.39),
@@ -96,35 +96,68 @@ def results(tmp_path):
     (tmp_path / "table1.json").write_text(json.dumps(lines))
     with (tmp_path / "fig2-cnn-fashion-mnist-iid.csv").open("w") as file:
         writer = csv.writer(file)
-        writer.writerow(["setting", "method", "round", "mibit", "accuracy"])
-        made = (("fedadam-ssm", 0.1, 0.89), ("fedadam", 6, 0.9), ("fedsgd", 2, 0.2))
-        for name, sent, best in made:
+        writer.writerow(["setting", "method", "round", "mibit", "megabytes", "accuracy"])
+        methods = (("fedadam-ssm", 0.1, 0.89), ("fedadam", 6, 0.9), ("fedsgd", 2, 0.2))
+        for name, sent, best in methods:
             for n in range(1, 31):
-                writer.writerow(["iid", name, n, sent * n, best * n / 30])
+                share = 0.9 if name == "fedadam-ssm" else 1.0  # of the formula's bits
+                megabytes = share * sent * n * 2**20 / 8e6
+                writer.writerow(["iid", name, n, sent * n, megabytes, best * n / 30])
     return Results(tmp_path)
 
 
-def told(results, claim):
+def cells_of(results, claim):
     (found,) = [c for claims in SECTIONS.values() for c in claims if c[0].startswith(claim)]
     cells = row(results, *found).split("|")
     return cells[3].strip().removeprefix("cnn-fashion-mnist, iid: "), cells[4].strip()
 
 
 @pytest.mark.parametrize(
-    ("claim", "measured", "verdict"),
+    ("claim", "measured", "conclusion"),
     [
-        ("FedAdam's uplink", "3.00 ×", "confirmed"),
-        ("FedAdam-SSM converges", "fedadam-top 1.05 × (no)", "not confirmed"),
-        ("CNN, IID: 8.15 Mibit", "1 Mibit; FedAdam 10.00 ×", "confirmed"),
-        ("FedAdam-SSM needs the fewest", "fedadam-ssm, 1 Mibit", "confirmed"),
-        ("1-bit Adam and Efficient-Adam reach", "∞, ∞", "confirmed"),
-        ("FedAdam is better than FedAdam-SSM", "-1.0", "confirmed"),
-        ("VGG-11, IID: 2073", "–", "open"),
+        ("FedAdam's uplink", "3.000 × the bytes", "met"),
+        (
+            "FedAdam-SSM cuts",
+            "0.7864 to 0.0118 MB per round; 3kq + d: 0.01311",
+            "exceeded (1.11 ×)",
+        ),
+        ("FedAdam-SSM converges", "fedadam-top 1.050 × (no)", "not met (0.95 ×)"),
+        ("CNN, IID: FedAdam-SSM needs", "1 Mibit", "exceeded (8.15 ×)"),
+        ("CNN, IID: FedAdam needs", "10.00 ×", "exceeded (3.40 ×)"),
+        ("FedAdam-SSM needs the fewest", "fedadam-ssm, 1 Mibit", "met"),
+        ("1-bit Adam and Efficient-Adam reach", "∞, ∞ Mibit", "met"),
+        ("FedAdam is better than FedAdam-SSM", "-1.0", "met"),
+        ("VGG-11, IID: FedAdam-SSM needs", "–", "open"),
         ("A larger α", "–", "open"),
     ],
 )
-def test_claims_are_told_from_the_results(claim, measured, verdict, results):
-    assert told(results, claim) == (measured, verdict)
+def test_verdicts_follow_from_the_results(claim, measured, conclusion, results):
+    assert cells_of(results, claim) == (measured, conclusion)
+
+
+@pytest.mark.parametrize(
+    ("findings", "expected"),
+    [
+        ([Finding("", True), Finding("", False)], "met in 1 of 2"),
+        ([Finding("", True, (1.05,)), Finding("", True, (3.0,))], "met (1.05 to 3.00 ×)"),
+        ([Finding("", True, (1.2, math.inf))], "exceeded (1.20 to ∞ ×)"),
+        ([Finding("", True, (0.4,), "points")], "met (+0.4 points)"),
+    ],
+)
+def test_a_verdict_has_its_margins(findings, expected):
+    assert verdict(findings) == expected
+
+
+def test_frames_larger_than_the_formula_do_not_meet_it(results):
+    file = results.folder / "fig2-cnn-fashion-mnist-iid.csv"
+    rows = list(csv.reader(file.open()))
+    with file.open("w") as out:
+        csv.writer(out).writerows(
+            [*r[:4], 2 * float(r[4]), r[5]] if r[1] == "fedadam-ssm" else r for r in rows
+        )
+    (finding,) = frames_fit_the_formula(results, "cnn-fashion-mnist", "iid")
+    assert not finding.is_met
+    assert finding.margins == pytest.approx([1 / 1.8])
 
 
 def test_a_peak_inside_is_a_rise_and_a_fall():

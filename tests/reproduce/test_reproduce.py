@@ -1,4 +1,4 @@
-"""The paper's table and figures are planned as the paper has them, run in pieces, and drawn."""
+"""Experiments are planned as in the paper, can be run piece by piece, and give result files."""
 
 import csv
 import gzip
@@ -16,17 +16,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedsift.cli.commands import main
+from fedsift.cli.main import main
 from fedsift.data import DATASETS
 from fedsift.models import MODELS
-from fedsift.reproduce import PINS, Pin, Wanted, plan
-from fedsift.reproduce.__main__ import main as core_main
-from fedsift.reproduce.pins import read
+from fedsift.reproduce.experiments import EXPERIMENTS, Experiment, read_pinned
+from fedsift.reproduce.plan import Selection, plan
 from fedsift.reproduce.results import Outcome
-from fedsift.reproduce.runner import DIVERGED, carry_out, is_done, loaded
-from fedsift.reproduce.traffic import costs
+from fedsift.reproduce.runner import DIVERGED, cached_dataset, execute_run, is_finished
+from fedsift.reproduce.traffic import summarize_traffic
 from fedsift.runs import RunFolder
 
+TABLE_1, SIFT = Experiment.load("table1"), Experiment.load("sift")
 TASKS = ("cnn-fashion-mnist", "resnet18-svhn", "resnet18-cifar10", "vgg11-cifar10")
 TEN = {
     "fedadam-ssm", "fedadam-top", "fairness-top", "fedadam-ssm-m", "fedadam-ssm-v", "fedadam",
@@ -36,7 +36,7 @@ ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6}
 LOCAL = {"local_steps": 30, "lr": 0.001}
 SPARSE = {"density": 0.05}
 
-# Section VI, "Implementation", read once more.
+# Section VI, "Implementation".
 PAPER = {
     **{(task, name): ADAM | LOCAL for task in TASKS for name in TEN if name.startswith("fe")},
     **{
@@ -58,8 +58,8 @@ PAPER = {
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("setting", ["iid", "noniid"])
-def test_table_1_runs_ten_methods_with_the_papers_settings(task, setting):
-    runs = plan(Pin.of("table1"), Wanted(task, setting, seeds=2))
+def test_table_1_has_ten_methods_with_the_papers_settings(task, setting):
+    runs = plan(TABLE_1, Selection(task, setting, seeds=2))
     usual = {run.label: run.config for run in runs if run.label in TEN}
     assert set(usual) == TEN
     for name, config in usual.items():
@@ -84,13 +84,13 @@ def test_table_1_runs_ten_methods_with_the_papers_settings(task, setting):
 )
 def test_the_targets_are_those_of_table_1(task, targets):
     for setting, target in zip(("iid", "noniid"), targets, strict=True):
-        assert {r.target for r in plan(Pin.of("table1"), Wanted(task, setting))} == {target}
+        assert {r.target for r in plan(TABLE_1, Selection(task, setting))} == {target}
 
 
 @pytest.mark.parametrize("quick", [False, True])
-@pytest.mark.parametrize("name", PINS)
-def test_every_pin_plans_runs_that_can_be_made(name, quick):
-    runs = plan(Pin.of(name), Wanted(quick=quick))
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_plans_runs_that_fit_their_models(name, quick):
+    runs = plan(Experiment.load(name), Selection(quick=quick))
     assert len({run.path for run in runs}) == len(runs)
     for run in runs:
         assert MODELS[run.config.model].shape == DATASETS[run.config.dataset].shape
@@ -99,10 +99,10 @@ def test_every_pin_plans_runs_that_can_be_made(name, quick):
 
 
 def paths(name, **wanted):
-    return {run.path for run in plan(Pin.of(name), Wanted(**wanted))}
+    return {run.path for run in plan(Experiment.load(name), Selection(**wanted))}
 
 
-def test_figures_share_the_runs_that_are_the_same():
+def test_figures_share_identical_runs():
     assert paths("table1") == paths("fig2") == paths("fig3")
     for name in ("fig5", "fig6", "fig7", "fig8"):
         for task in TASKS:
@@ -110,23 +110,23 @@ def test_figures_share_the_runs_that_are_the_same():
     assert len(paths("fig4", task=TASKS[0], seeds=1) & paths("table1")) == 4
 
 
-def test_runs_in_one_folder_have_one_configuration_but_for_the_rounds():
+def test_runs_with_one_path_differ_only_in_their_rounds():
     found = {}
-    for name in PINS[1:]:
-        for run in plan(Pin.of(name), Wanted(seeds=1)):
+    for name in EXPERIMENTS[1:]:
+        for run in plan(Experiment.load(name), Selection(seeds=1)):
             if not run.measures_updates:
                 values = run.config.flat() | {"rounds": 1}
                 assert found.setdefault(run.path, values) == values, run.path
 
 
 def test_methods_and_rounds_can_be_chosen():
-    runs = plan(Pin.of("table1"), Wanted(TASKS[0], "iid", ("fedadam", "fedsgd"), 1, rounds=7))
+    runs = plan(TABLE_1, Selection(TASKS[0], "iid", ("fedadam", "fedsgd"), 1, rounds=7))
     assert [run.label for run in runs] == ["fedadam", "fedsgd", "fedsgd@lr=0.1"]
     assert {run.config.rounds for run in runs} == {7}
 
 
-def test_the_papers_table_is_whole():
-    paper = read("paper")
+def test_the_papers_table_is_complete():
+    paper = read_pinned("paper")
     assert {task: set(both) for task, both in paper.items()} == {
         task: {"iid", "noniid"} for task in TASKS if task != "resnet18-cifar10"
     }
@@ -138,7 +138,7 @@ def test_the_papers_table_is_whole():
             assert 2 <= sum(x == float("inf") for x in values.values()) <= 4
 
 
-def test_a_line_has_the_papers_figure_beside_it(here):
+def test_a_line_is_listed_with_the_papers_number(here):
     words = ["--task", "cnn-fashion-mnist", "--setting", "iid", "--rounds", "1", "--seeds", "1"]
     chosen = ["--methods", "fedadam-ssm,onebit-adam,fedsgd"]
     assert main(["reproduce", "table1", *words, *chosen]) == 0
@@ -152,7 +152,7 @@ def test_a_line_has_the_papers_figure_beside_it(here):
     }
 
 
-# Runs, on a Fashion-MNIST of a few samples.
+# Runs on a Fashion-MNIST of 60 samples.
 
 
 def idx(array):
@@ -162,7 +162,7 @@ def idx(array):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty folder to work in, and a data folder beside it with 60 images."""
+    """An empty working directory, next to a data folder with 60 images."""
     draw = np.random.default_rng(0)
     folder = tmp_path / "data" / "fashion-mnist"
     folder.mkdir(parents=True)
@@ -173,7 +173,7 @@ def here(tmp_path, monkeypatch):
         (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(np.arange(60) % 10))
     monkeypatch.setenv("FEDSIFT_DATA", str(tmp_path / "data"))
     monkeypatch.setattr("fedsift.data.folder.DEBIAN", tmp_path / "debian")
-    monkeypatch.setattr("fedsift.reproduce.runner.loaded", loaded.__wrapped__)
+    monkeypatch.setattr("fedsift.reproduce.runner.cached_dataset", cached_dataset.__wrapped__)
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -183,10 +183,10 @@ def here(tmp_path, monkeypatch):
 SMALL = ["--task", "cnn-fashion-mnist", "--setting", "iid", "--quick", "--rounds", "2"]
 
 
-def test_table_1_is_made_with_csv_and_json_and_not_run_twice(here, capsys):
+def test_table_1_has_csv_and_json_and_its_runs_are_not_repeated(here, capsys):
     words = ["reproduce", "table1", *SMALL, "--methods", "fedadam-ssm,onebit-adam"]
     assert main(words) == 0
-    assert not set(capsys.readouterr().out) & set("┃│…")  # it fits 80 columns
+    assert not set(capsys.readouterr().out) & set("┃│…")  # fits into 80 columns
     runs, results = here / "runs" / "quick", here / "runs" / "quick" / "results"
     rows = list(csv.DictReader((results / "table1.csv").open()))
     assert [row["method"] for row in rows] == ["fedadam-ssm", "onebit-adam"]
@@ -206,27 +206,27 @@ def test_table_1_is_made_with_csv_and_json_and_not_run_twice(here, capsys):
     assert {p: p.stat().st_mtime_ns for p in runs.rglob("metrics.jsonl")} == before
 
 
-def test_a_stopped_run_goes_on_to_the_same_end(here):
-    (run,) = plan(Pin.of("table1"), Wanted(TASKS[0], "iid", ("fedadam-ssm",), 1, 3, quick=True))
+def test_an_interrupted_run_resumes_with_the_same_result(here):
+    (run,) = plan(TABLE_1, Selection(TASKS[0], "iid", ("fedadam-ssm",), 1, 3, quick=True))
 
     def stop(record):
         if record["round"] == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        carry_out(run, here / "broken", stop)
-    assert not is_done(run, here / "broken")
+        execute_run(run, here / "broken", stop)
+    assert not is_finished(run, here / "broken")
     seen = []
-    carry_out(run, here / "broken", seen.append)
-    carry_out(run, here / "whole", lambda record: None)
+    execute_run(run, here / "broken", seen.append)
+    execute_run(run, here / "whole", lambda record: None)
     assert [record["round"] for record in seen] == [3]
-    assert is_done(run, here / "broken")
+    assert is_finished(run, here / "broken")
     broken, whole = (RunFolder(here / name / run.path).history() for name in ("broken", "whole"))
     for a, b in zip(broken, whole, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
 
 
-def test_more_rounds_than_before_are_played_and_fewer_are_not(here):
+def test_a_run_can_be_extended_but_not_shortened(here):
     words = ["reproduce", "table1", *SMALL[:-1], "2", "--methods", "fedadam"]
     assert main(words) == 0
     assert main([*words[:-3], "3", *words[-2:]]) == 0
@@ -236,7 +236,7 @@ def test_more_rounds_than_before_are_played_and_fewer_are_not(here):
     assert len(folder.history()) == 3
 
 
-def test_a_line_that_has_more_rounds_is_cut_to_those_of_the_others(here):
+def test_a_longer_line_is_cut_to_the_rounds_of_the_others(here):
     words = [*SMALL[:-1], "2", "--methods", "fedadam-ssm"]
     assert main(["reproduce", "table1", *words]) == 0
     path = here / "runs/quick/cnn-fashion-mnist/iid/fedadam-ssm/seed-0"
@@ -259,22 +259,22 @@ def test_a_folder_with_another_run_is_refused(here, capsys):
     assert "--out" in capsys.readouterr().err
 
 
-def test_a_run_ends_at_its_target_if_that_is_enough(here):
-    (run,) = plan(Pin.of("table1"), Wanted(TASKS[0], "iid", ("fedadam-ssm",), 1, 4, quick=True))
+def test_stop_at_target_ends_a_run_at_its_target(here):
+    (run,) = plan(TABLE_1, Selection(TASKS[0], "iid", ("fedadam-ssm",), 1, 4, quick=True))
     easy = replace(run, target=0.001)
-    carry_out(easy, here, lambda record: None, stop_at_target=True)
+    execute_run(easy, here, lambda record: None, stop_at_target=True)
     assert len(RunFolder(here / run.path).history()) == 1
-    assert is_done(easy, here, stop_at_target=True)
-    assert not is_done(easy, here)
+    assert is_finished(easy, here, stop_at_target=True)
+    assert not is_finished(easy, here)
     summary = json.loads(RunFolder(here / run.path).summary_file.read_text())
     assert summary["rounds"] == 1
 
 
 def test_a_run_that_diverges_is_a_result(here):
-    (run,) = plan(Pin.of("table1"), Wanted(TASKS[0], "iid", ("fedadam",), 1, 4, quick=True))
+    (run,) = plan(TABLE_1, Selection(TASKS[0], "iid", ("fedadam",), 1, 4, quick=True))
     wild = replace(run, config=replace(run.config, settings={"lr": 1e38, "local_steps": 30}))
-    carry_out(wild, here, lambda record: None)
-    assert is_done(wild, here)
+    execute_run(wild, here, lambda record: None)
+    assert is_finished(wild, here)
     assert "diverged in round" in (here / run.path / DIVERGED).read_text()
 
 
@@ -284,12 +284,12 @@ def test_figure_1_counts_every_coordinate_of_every_client(here):
     found = json.loads(file.read_text())
     for role in "wmv":
         assert sum(found["counts"][role]) + found["zeros"][role] == 10 * 21_840
-    told = json.loads((here / "runs/quick/results/fig1.json").read_text())["cnn-fashion-mnist"]
-    assert told["ΔW"]["mean_log10"] > told["ΔM"]["mean_log10"] > told["ΔV"]["mean_log10"]
+    summary = json.loads((here / "runs/quick/results/fig1.json").read_text())["cnn-fashion-mnist"]
+    assert summary["ΔW"]["mean_log10"] > summary["ΔM"]["mean_log10"] > summary["ΔV"]["mean_log10"]
     assert (here / "runs/quick/results/fig1-cnn-fashion-mnist.png").stat().st_size > 5000
 
 
-def test_figures_are_drawn_alike_from_the_same_runs(here):
+def test_the_same_runs_give_identical_figures(here):
     words = ["reproduce", "fig8", *SMALL]
     assert main(words) == 0
     results = here / "runs" / "quick" / "results"
@@ -315,10 +315,10 @@ def test_figure_4_has_all_its_settings(here):
     assert (here / "runs/quick/results/fig4-cnn-fashion-mnist.svg").exists()
 
 
-def test_tasks_whose_data_is_not_here_are_left_out_unless_named(here, capsys):
+def test_tasks_without_data_are_skipped_unless_named(here, capsys):
     words = ["reproduce", "fig5", "--setting", "iid", "--quick", "--rounds", "1"]
     assert main(words) == 0
-    assert "vgg11-cifar10 is left out: its data is not here" in capsys.readouterr().err
+    assert "skipped vgg11-cifar10: its data is not on this machine" in capsys.readouterr().err
     assert main([*words, "--task", "vgg11-cifar10"]) == 2
     assert "fedsift data get cifar-10" in capsys.readouterr().err
 
@@ -347,34 +347,34 @@ def test_bad_input_is_one_line(words, phrase, here, capsys):
 
 # The comparison of sift.
 
-SIFT_TASKS = Pin.of("sift").tasks
+SIFT_TASKS = SIFT.tasks
 
 
-def test_the_comparison_of_sift_shares_table_1s_runs_and_adds_two_transformers():
+def test_the_comparison_of_sift_shares_runs_of_table_1_and_adds_two_transformers():
     assert SIFT_TASKS[3:] == ("vit-tiny-cifar10", "char-lm")
     shared = paths("sift", methods=("fedadam-ssm", "fedadam"), seeds=1) & paths("table1")
     assert len(shared) == 3 * 2 * 2
     for task, setting in [(task, s) for task in SIFT_TASKS for s in ("iid", "noniid")]:
-        configs = [run.config for run in plan(Pin.of("sift"), Wanted(task, setting, seeds=1))]
+        configs = [run.config for run in plan(SIFT, Selection(task, setting, seeds=1))]
         for key in ("dataset", "model", "partition", "clients", "batch_size", "lr"):
             assert len({c.flat()[key] for c in configs}) == 1
 
 
-def test_a_language_model_is_federated_by_document():
-    runs = plan(Pin.of("sift"), Wanted("char-lm", seeds=1))
+def test_the_non_iid_language_model_is_partitioned_by_document():
+    runs = plan(SIFT, Selection("char-lm", seeds=1))
     assert {(run.setting, run.config.partition) for run in runs} == {
         ("iid", "iid"), ("noniid", "documents"),
     }  # fmt: skip
 
 
 def test_several_tasks_can_be_named():
-    both = plan(Pin.of("table1"), Wanted("cnn-fashion-mnist,vgg11-cifar10", seeds=1))
+    both = plan(TABLE_1, Selection("cnn-fashion-mnist,vgg11-cifar10", seeds=1))
     assert {run.task for run in both} == {"cnn-fashion-mnist", "vgg11-cifar10"}
 
 
 def outcome(label, seed, *rounds):
-    """A run whose rounds have an accuracy, paper bits, bytes up and bytes down."""
-    (run,) = plan(Pin.of("sift"), Wanted(TASKS[0], "iid", (label,), 1))
+    """A run; each round is its accuracy, paper bits, bytes up and bytes down."""
+    (run,) = plan(SIFT, Selection(TASKS[0], "iid", (label,), 1))
     keys = ("accuracy", "uplink_bits_paper", "uplink_bytes", "downlink_bytes")
     history = [
         {"round": n, **dict(zip(keys, values, strict=True))} for n, values in enumerate(rounds, 1)
@@ -382,13 +382,13 @@ def outcome(label, seed, *rounds):
     return Outcome(replace(run, config=replace(run.config, seed=seed)), history, {}, False)
 
 
-def test_the_first_model_is_told_by_itself():
+def test_the_initial_model_is_listed_separately():
     record = (0.81, 8e6, 0.9e6, 3e6)
     with_model = replace(outcome("fedadam-ssm", 0, record), parameters=250_000)
-    (told,) = costs([[with_model]])
-    assert told["first_model"] == 1.0
-    assert told["target"]["down"]["mean"] == pytest.approx(2.0)
-    assert told["target"]["both"]["mean"] == pytest.approx(2.9)
+    (summary,) = summarize_traffic([[with_model]])
+    assert summary["first_model"] == 1.0
+    assert summary["target"]["down"]["mean"] == pytest.approx(2.0)
+    assert summary["target"]["both"]["mean"] == pytest.approx(2.9)
 
 
 def test_traffic_is_counted_to_the_target_and_to_fedadams_best():
@@ -399,7 +399,7 @@ def test_traffic_is_counted_to_the_target_and_to_fedadams_best():
         outcome("sift", 0, (0.82, 0, 0.1e6, 0.2e6), (0.86, 0, 0.3e6, 0.6e6)),
         outcome("sift", 1, (0.10, 0, 0.1e6, 0.2e6), (0.81, 0, 0.3e6, 0.6e6)),
     ]
-    of_ssm, of_adam, of_sift = costs([ssm, adam, ours])
+    of_ssm, of_adam, of_sift = summarize_traffic([ssm, adam, ours])
     target = of_sift["target"]
     assert (target["accuracy"], target["reached"], target["of"]) == (0.804, 2, 2)
     assert target["up"] == pytest.approx({"mean": 0.2, "sd": 0.02**0.5})
@@ -416,15 +416,15 @@ def test_traffic_is_counted_to_the_target_and_to_fedadams_best():
 
 
 def test_without_fedadam_there_is_no_harder_target():
-    (told,) = costs([[outcome("sift", 0, (0.9, 0, 1e6, 1e6))]])
-    assert told["harder"] == {
+    (summary,) = summarize_traffic([[outcome("sift", 0, (0.9, 0, 1e6, 1e6))]])
+    assert summary["harder"] == {
         "accuracy": None, "reached": 0, "of": 0, "round": None, "up": None, "down": None,
         "both": None, "ratio_up": None, "ratio_both": None,
     }  # fmt: skip
-    assert told["target"]["up"] == {"mean": 1.0, "sd": None}
+    assert summary["target"]["up"] == {"mean": 1.0, "sd": None}
 
 
-def test_the_comparison_is_made_with_table_and_figure(here, capsys):
+def test_the_comparison_of_sift_has_a_table_and_a_figure(here, capsys):
     assert main(["reproduce", "sift", *SMALL]) == 0
     results = here / "runs" / "quick" / "results"
     names = {f"sift-cnn-fashion-mnist-iid.{kind}" for kind in ("csv", "png", "svg")}
@@ -440,104 +440,113 @@ def test_the_comparison_is_made_with_table_and_figure(here, capsys):
     assert "FedAdam's best" in capsys.readouterr().out
 
 
-def test_only_a_quick_run_is_tested_on_few_samples(here, monkeypatch):
+def test_only_quick_runs_use_a_small_test_set(here, monkeypatch):
     monkeypatch.setattr("fedsift.reproduce.runner.QUICK_TEST", 7)
-    assert len(loaded.__wrapped__("fashion-mnist", True).test[1]) == 7
-    assert len(loaded.__wrapped__("fashion-mnist", False).test[1]) == 60
-    assert {run.quick for run in plan(Pin.of("sift"), Wanted(quick=True))} == {True}
-    assert {run.quick for run in plan(Pin.of("sift"), Wanted())} == {False}
+    assert len(cached_dataset.__wrapped__("fashion-mnist", True).test[1]) == 7
+    assert len(cached_dataset.__wrapped__("fashion-mnist", False).test[1]) == 60
+    assert {run.quick for run in plan(SIFT, Selection(quick=True))} == {True}
+    assert {run.quick for run in plan(SIFT, Selection())} == {False}
 
 
-# The core command.
+# Many runs, in this process and in parallel.
 
-CORE = ["table1", *SMALL, "--seeds", "1", "--out", "there"]
-FAST = ["--methods", "fedadam-ssm,fedadam"]
+TABLE = ["reproduce", "table1", *SMALL, "--seeds", "1", "--out", "there"]
+TWO_METHODS = ["--methods", "fedadam-ssm,fedadam"]
 
 
 def test_a_run_with_other_settings_is_not_taken_for_the_planned_one(here, capsys):
-    words = [*CORE, "--methods", "fedadam-ssm"]
-    core_main(words)
-    full = [word for word in ["reproduce", *words] if word != "--quick"]
+    words = [*TABLE, "--methods", "fedadam-ssm"]
+    assert main(words) == 0
+    full = [word for word in words if word != "--quick"]
     assert main(full) == 2  # the quick run has fewer clients
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "fedadam-ssm/seed-0 holds a run with other settings (clients" in said
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "fedadam-ssm/seed-0 holds a run with other settings (clients" in line
     config = here / "there/cnn-fashion-mnist/iid/fedadam-ssm/seed-0/config.toml"
     lines = config.read_text().splitlines(keepends=True)
     config.write_text("".join(line for line in lines if not line.startswith("density")))
-    with pytest.raises(SystemExit):  # an earlier fedsift, before the method had this setting
-        core_main(words)
+    assert main(words) == 2  # as if an older version had written it, without this setting
     assert "(density)" in capsys.readouterr().err
 
 
 def test_a_figure_of_one_method_says_that_it_needs_another(here, capsys):
     assert main(["reproduce", "fig2", *SMALL, "--methods", "fedadam-ssm"]) == 0
-    assert "fig2 compares: it needs one more method" in capsys.readouterr().out
+    assert "fig2 compares methods and needs at least two" in capsys.readouterr().out
 
 
-def test_one_failed_run_does_not_keep_the_others_from_being_done(here, monkeypatch, capsys):
+def test_a_failed_run_does_not_stop_the_others(here, monkeypatch, capsys):
     def fail_once(run, *rest):
         if run.label == "fedadam-ssm":
             raise RuntimeError("out of\nmemory")
-        return carry_out(run, *rest)
+        return execute_run(run, *rest)
 
-    monkeypatch.setattr("fedsift.reproduce.together.carry_out", fail_once)
-    with pytest.raises(SystemExit, match="1 of 2 runs failed"):
-        core_main([*CORE, *FAST])
-    said = capsys.readouterr().err.splitlines()
-    assert said[0].endswith("fedadam-ssm/seed-0: FAILED: RuntimeError: out of memory")
-    assert said[1].startswith("[2/2] cnn-fashion-mnist/iid/fedadam/seed-0: 2 rounds, accuracy")
+    monkeypatch.setattr("fedsift.reproduce.parallel.execute_run", fail_once)
+    assert main([*TABLE, *TWO_METHODS]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("fedadam-ssm/seed-0: FAILED: RuntimeError: out of memory")
+    assert lines[1].startswith("[2/2] cnn-fashion-mnist/iid/fedadam/seed-0: 2 rounds, accuracy")
+    assert lines[-1] == "1 of 2 runs failed; the same command retries them"
+    assert (here / "there/results/table1.csv").exists()
 
 
-def test_a_time_limit_stops_a_run_that_the_same_command_goes_on_with(here, monkeypatch, capsys):
+def test_runs_that_all_fail_leave_no_results(here, monkeypatch, capsys):
+    def fail(run, *rest):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("fedsift.reproduce.parallel.execute_run", fail)
+    assert main([*TABLE, *TWO_METHODS]) == 1
+    assert "2 of 2 runs failed" in capsys.readouterr().err
+    assert not (here / "there/results").exists()
+
+
+def test_the_same_command_continues_after_a_time_limit(here, monkeypatch, capsys):
     minutes = iter(range(1000))
     clock = SimpleNamespace(monotonic=lambda: 60 * next(minutes))
-    monkeypatch.setattr("fedsift.reproduce.__main__.time", clock)
-    monkeypatch.setattr("fedsift.reproduce.together.time", clock)
-    core_main([*CORE, *FAST, "--minutes", "2"])  # looks at its start, and after each round
-    assert "the time is up: 2 runs are left" in capsys.readouterr().err
+    monkeypatch.setattr("fedsift.cli.reproduce.time", clock)
+    monkeypatch.setattr("fedsift.reproduce.parallel.time", clock)
+    words = [*TABLE, *TWO_METHODS]
+    assert main([*words, "--minutes", "2"]) == 0  # checked at the start and after each round
+    assert "time is up: 2 runs are unfinished" in capsys.readouterr().err
     folder = RunFolder(here / "there/cnn-fashion-mnist/iid/fedadam-ssm/seed-0")
     assert len(folder.history()) == 1
     assert folder.checkpoint_file.exists()
-    core_main([*CORE, *FAST])
+    assert main(words) == 0
     assert len(folder.history()) == 2
     assert len(list((here / "there").rglob("summary.json"))) == 2
-    core_main([*CORE, *FAST])
-    assert capsys.readouterr().err.count("2 rounds") == 2  # and nothing is done twice
+    assert main(words) == 0
+    assert capsys.readouterr().err.count("2 rounds") == 2  # no run is repeated
 
 
-def test_a_killed_process_is_told_in_a_line_and_the_same_command_goes_on(here, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        core_main([*CORE, *FAST, "--jobs", "0"])
+def test_a_killed_process_is_reported_in_one_line(here, monkeypatch, capsys):
+    assert main([*TABLE, *TWO_METHODS, "--jobs", "0"]) == 2
     assert "jobs must be at least 1" in capsys.readouterr().err
 
     def kill(*_):
         raise BrokenProcessPool
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedsift.reproduce.together.Future.result", kill)
-        with pytest.raises(SystemExit, match="2 of 2 runs failed"):
-            core_main([*CORE, *FAST, "--jobs", "2"])
-    assert capsys.readouterr().err.count("FAILED: a process was killed") == 2
-    core_main([*CORE, *FAST])
+        patch.setattr("fedsift.reproduce.parallel.Future.result", kill)
+        assert main([*TABLE, *TWO_METHODS, "--jobs", "2"]) == 1
+    assert capsys.readouterr().err.count("was killed") == 2
+    assert main([*TABLE, *TWO_METHODS]) == 0
 
 
-def test_runs_side_by_side_are_the_runs_one_by_one(here, capsys):
-    core_main([*CORE, *FAST])
-    core_main([*CORE[:-1], "beside", *FAST, "--jobs", "2"])
+def test_parallel_runs_equal_sequential_ones(here, capsys):
+    assert main([*TABLE, *TWO_METHODS]) == 0
+    assert main([*TABLE[:-1], "parallel", *TWO_METHODS, "--jobs", "2"]) == 0
     assert capsys.readouterr().err.count("2 rounds, accuracy") == 4
-    for method in FAST[1].split(","):
+    for method in TWO_METHODS[1].split(","):
         path = f"cnn-fashion-mnist/iid/{method}/seed-0"
-        alone, beside = (RunFolder(here / out / path).history() for out in ("there", "beside"))
-        for record in (*alone, *beside):
+        one, other = (RunFolder(here / out / path).history() for out in ("there", "parallel"))
+        for record in (*one, *other):
             record.pop("seconds")
-        assert alone == beside
+        assert one == other
 
 
-def test_ctrl_c_ends_runs_side_by_side_with_their_rounds(here):
+def test_ctrl_c_stops_parallel_runs_after_their_rounds(here):
     words = ["table1", *SMALL[:-2], "--rounds", "500", "--seeds", "1", "--jobs", "2"]
     source = Path(__file__).parents[2] / "src"
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedsift.reproduce", *words],
+        [sys.executable, "-m", "fedsift", "reproduce", *words],
         env={**os.environ, "PYTHONPATH": str(source), "FEDSIFT_DATA": str(here.parent / "data")},
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
@@ -546,71 +555,92 @@ def test_ctrl_c_ends_runs_side_by_side_with_their_rounds(here):
     while len(list(quick.rglob("metrics.jsonl"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=30)[1]
+    errors = process.communicate(timeout=30)[1]
     assert process.returncode == 130
-    assert said.splitlines()[-1] == "stopped: the same command goes on from here"
-    assert "Traceback" not in said
+    assert errors.splitlines()[-1] == "stopped: the same command continues from here"
+    assert "Traceback" not in errors
     assert len(list(quick.rglob("config.toml"))) == 2
 
 
-def test_what_is_refused_leaves_no_folder_to_go_on_with(here, capsys):
+def test_refused_input_leaves_no_folder(here, capsys):
     words = ["reproduce", "table1", *SMALL, "--methods", "fedsgd", "--precision", "tf32"]
     assert main(words) == 2
     assert "needs a GPU" in capsys.readouterr().err
     assert not list(here.rglob("config.toml"))
 
 
-def test_names_that_share_runs_have_them_done_once(here, capsys):
-    core_main(["fig2", *CORE, "--methods", "fedadam"])
-    assert capsys.readouterr().err.count("fedadam/seed-0: 2 rounds") == 1
+def test_experiments_share_their_runs(here, capsys):
+    assert main(["reproduce", "fig2", *TABLE[1:], "--methods", "fedadam,fedsgd"]) == 0
+    errors = capsys.readouterr().err
+    assert errors.count("fedadam/seed-0: 2 rounds") == 1
+    results = here / "there" / "results"
+    assert {path.stem for path in results.glob("*.json")} == {"table1", "fig2"}
 
 
 CORE_ONLY = """
 import sys
 
-absent = "typer rich click plotly matplotlib sklearn scipy".split()
+absent = "plotly matplotlib jinja2 sklearn scipy flwr".split()
 
 class Block:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in absent:
-            raise ImportError(name + " is not here")
+            raise ModuleNotFoundError(name + " is not here", name=name)
 
 sys.meta_path.insert(0, Block())
-from fedsift.reproduce.__main__ import main
-main({words!r})
+from fedsift.cli.main import main
+sys.exit(main({words!r}))
 """
 
 
-def test_the_runs_need_nothing_but_the_core(here):
-    words = ["table1", *SMALL, "--methods", "fedadam-ssm", "--seeds", "1", "--out", "there"]
-    script = CORE_ONLY.format(words=words)
+def test_runs_and_tables_need_only_the_core_dependencies(here):
+    words = ["reproduce", "table1", "fig2", *TABLE[2:], "--methods", "fedadam-ssm,fedadam"]
     source = Path(__file__).parents[2] / "src"
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", CORE_ONLY.format(words=words)],
         env={"PYTHONPATH": str(source), "FEDSIFT_DATA": str(here.parent / "data")},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "fedadam-ssm/seed-0: 2 rounds" in done.stderr
-    assert main(["reproduce", "table1", "--quick", "--no-run", "--out", "there"]) == 0
+    assert "no figures: matplotlib is not installed" in done.stderr
+    results = here / "there" / "results"
+    csvs = {"table1.csv", "fig2-cnn-fashion-mnist-iid.csv"}
+    assert {path.name for path in results.glob("*.csv")} == csvs
+    assert not list(results.glob("*.png"))
+    assert main(["reproduce", "fig2", "--quick", "--no-run", "--out", "there"]) == 0
+    assert len(list(results.glob("*.png"))) == 1
 
 
 @pytest.mark.parametrize(
     ("words", "phrase"),
     [
-        (["table1", "--task", "char-lm"], "'char-lm' is no task of this one; choose one of: cnn-"),
+        (["table1", "--task", "char-lm"], "table1 has no task 'char-lm'; choose one of: cnn-"),
         (["table1", "--quick", "--seeds", "0"], "seeds must be at least 1"),
-        ([], "name what to make: one of table1, fig1"),
+        (["table1", "fig2", "--task", "cnn"], "unknown task 'cnn'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(words, phrase, here, capsys):
+def test_a_wrong_selection_is_refused(words, phrase, here, capsys):
     assert main(["reproduce", *words]) == 2
     assert phrase in capsys.readouterr().err
 
 
-def test_the_core_command_refuses_bad_input_in_its_own_words(here, capsys):
-    with pytest.raises(SystemExit) as end:
-        core_main(["fig2", "--task", "cnn"])
-    assert end.value.code == 2
-    assert "unknown task 'cnn'" in capsys.readouterr().err
+def test_without_a_name_the_experiments_are_listed(capsys):
+    assert main(["reproduce"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(EXPERIMENTS)
+    assert "Convergence rate" in lines[0]
+
+
+def test_a_line_can_be_selected_by_its_label():
+    labels = [
+        run.label
+        for run in plan(
+            TABLE_1,
+            Selection(TASKS[0], "iid", ("fedsgd@lr=0.1", "fedadam"), seeds=1),
+        )
+    ]
+    assert labels == ["fedadam", "fedsgd@lr=0.1"]
+    with pytest.raises(ValueError, match=r"unknown method 'fedsgd@lr=0.2'; .* fedsgd@lr=0.1"):
+        plan(TABLE_1, Selection(methods=("fedsgd@lr=0.2",)))

@@ -1,4 +1,4 @@
-"""The ablation of sift: every variant trains, and the one without a change is sift."""
+"""The ablation of sift: every variant trains, and the one without changes is sift."""
 
 import importlib
 import sys
@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 
 import fedsift
 from fedsift import algorithms
-from fedsift.reproduce import pins, together
+from fedsift.reproduce import experiments, parallel
 from problems import ridge
 
 SCRIPTS = Path(__file__).parents[2] / "reproduce" / "sift"
@@ -18,7 +18,7 @@ SCRIPTS = Path(__file__).parents[2] / "reproduce" / "sift"
 
 @pytest.fixture(scope="module")
 def scripts():
-    """The modules of reproduce/sift by name; the method that they register is gone afterwards."""
+    """The modules of reproduce/sift by name; unregisters their method afterwards."""
     sys.path.insert(0, str(SCRIPTS))
     try:
         names = ("variants", "ablate", "page")
@@ -40,21 +40,21 @@ def train(algorithm, rounds, seed=0, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_without_a_change_it_is_sift_bit_for_bit(scripts, dtype):
+def test_the_default_variant_is_sift_bit_for_bit(scripts, dtype):
     settings = {"density": 0.1, "down_density": 0.2, "local_steps": 3, "lr": 0.01}
     ours = train(scripts["variants"].sift_variant(**settings), 8, dtype=dtype)
     theirs = train(algorithms.sift(**settings), 8, dtype=dtype)
     assert torch.equal(ours.weights, theirs.weights)
     for one, other in zip(ours.state, theirs.state, strict=True):
         assert torch.equal(one, other)
-    name = len("sift-variant") - len("sift")  # stands in every frame
+    name = len("sift-variant") - len("sift")  # part of every frame
     for one, other in zip(ours.history, theirs.history, strict=True):
         assert one["uplink_bits_paper"] == other["uplink_bits_paper"]
         named = other["uplink_bytes"] + name * one["round"]
         assert one["uplink_bytes"] == pytest.approx(named, abs=1e-6)
 
 
-def test_every_variant_trains_and_is_another_method(scripts):
+def test_every_variant_trains_and_differs_from_sift(scripts):
     changed, plain = {}, {"local_steps": 3, "lr": 0.01}
     for name, change in scripts["variants"].VARIANTS.items():
         settings = dict(change)
@@ -66,25 +66,25 @@ def test_every_variant_trains_and_is_another_method(scripts):
     assert same == {"sift", "per layer"}  # a model of one layer has one density
 
 
-def test_the_ablation_goes_on_where_it_was_stopped(scripts, tmp_path, capsys, monkeypatch):
+def test_the_ablation_continues_where_it_stopped(scripts, tmp_path, capsys, monkeypatch):
     words = ["--tasks", "small", "--settings", "iid", "--variants"]
     words += ["sift;fedadam;mean of the senders"]
     words += ["--rounds", "2", "--device", "cpu", "--out", str(tmp_path)]
     task = {"dataset": "digits", "model": "small-cnn", "clients": 4, "rounds": 2, "target": 0.3}
     task |= {"local_steps": 3, "lr": 0.01}
-    monkeypatch.setitem(pins.read("tasks")["tasks"], "small", task)
+    monkeypatch.setitem(experiments.read_pinned("tasks")["tasks"], "small", task)
     played = []
     ablate = scripts["ablate"]
     monkeypatch.setattr(ablate, "HERE", tmp_path)  # without the committed table
-    carry_out = together.carry_out
+    execute_run = parallel.execute_run
 
     def stop_after_two(run, *rest):
         played.append(run.label)
         if len(played) == 3:
             raise KeyboardInterrupt
-        carry_out(run, *rest)
+        execute_run(run, *rest)
 
-    monkeypatch.setattr(together, "carry_out", stop_after_two)
+    monkeypatch.setattr(parallel, "execute_run", stop_after_two)
     with pytest.raises(KeyboardInterrupt):
         ablate.main(words)
     assert [row["variant"] for row in ablate.rows_in(tmp_path / "ablation.csv")] == played[:2]
@@ -98,13 +98,13 @@ def test_the_ablation_goes_on_where_it_was_stopped(scripts, tmp_path, capsys, mo
     assert float(sift["uplink_bytes"]) < float(fedadam["uplink_bytes"]) / 50
 
 
-def test_the_page_holds_the_committed_figures(scripts):
+def test_the_page_shows_the_committed_results(scripts):
     page = scripts["page"]
     text = page.PAGE.read_text(encoding="utf-8")
     assert page.filled(text, page.compared(), page.rows()) == text
 
 
-def test_a_table_of_the_page_is_made_of_rows(scripts):
+def test_the_page_renders_ablation_rows(scripts):
     page, header = scripts["page"], scripts["ablate"].HEADER
     row = dict.fromkeys(header, "0.5") | {"task": "vgg11-cifar10", "setting": "noniid"}
     row |= {"variant": "sift", "uplink_bytes_to_target": "123456", "uplink_bytes_to_harder": ""}

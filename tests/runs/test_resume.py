@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.progress import Progress
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 import fedsift
-from fedsift.cli.commands import main
-from fedsift.federation.round import Federation
-from fedsift.runs import RunFolder
+from fedsift.cli import progress
+from fedsift.cli.main import main
 from fedsift.errors import ConfigError
+from fedsift.federation.round import Federation
+from fedsift.runs import RunFolder, run
 from fedsift.runs.disk import load_tensors, save_tensors
 
 ROUNDS = 40
@@ -43,13 +43,13 @@ def unbroken(tmp_path_factory):
     """The folder of each method's run when nothing disturbs it."""
     folders = {}
 
-    def run(method):
+    def folder_of(method):
         if method not in folders:
             folders[method] = tmp_path_factory.mktemp("unbroken") / method
             assert main(words_of(method, folders[method])) == 0
         return folders[method]
 
-    return run
+    return folder_of
 
 
 def start(*words):
@@ -200,21 +200,21 @@ def test_ctrl_c_ends_a_process_with_130_and_says_how_to_go_on(tmp_path, unbroken
     assert_same_run(folder, unbroken("fedadam-ssm"))
 
 
-def test_ctrl_c_while_the_bar_is_drawn_keeps_the_round_that_has_just_ended(tmp_path, monkeypatch):
-    save, update = RunFolder.save, Progress.update
+def test_ctrl_c_while_progress_is_shown_keeps_the_round_that_has_just_ended(tmp_path, monkeypatch):
+    save, short_status = run.save_checkpoint, progress.short_status
 
-    def slow_save(self, *words):
+    def slow_save(*words):
         time.sleep(0.05)  # so that not every round is saved at once
-        save(self, *words)
+        save(*words)
 
-    def interrupted(self, task, **shown):
-        update(self, task, **shown)
+    def interrupted(record):
         if rounds_in(tmp_path / "out") == 3:
             raise KeyboardInterrupt
+        return short_status(record)
 
     with monkeypatch.context() as patched:
-        patched.setattr(RunFolder, "save", slow_save)
-        patched.setattr(Progress, "update", interrupted)
+        patched.setattr(run, "save_checkpoint", slow_save)
+        patched.setattr(progress, "short_status", interrupted)
         assert main(words_of("efficient-adam", tmp_path / "out")) == 130
     assert checkpoint_round(tmp_path / "out") == 3
 
@@ -315,3 +315,15 @@ def test_the_seconds_of_a_resumed_run_go_on_from_where_it_stopped(interrupted, t
     seconds = [record["seconds"] for record in RunFolder.open(folder).history()]
     assert seconds[ROUNDS - 3] == before
     assert seconds == sorted(seconds)
+
+
+def test_sigterm_ends_a_process_with_143_and_says_how_to_continue(tmp_path, unbroken):
+    folder = tmp_path / "terminated"
+    process = start(*words_of("fedadam-ssm", folder))
+    said = stop(process, lambda: rounds_in(folder) >= 8, signal.SIGTERM)
+    assert process.returncode == 143
+    assert said.splitlines()[-1] == f"continue with: fedsift resume {folder}"
+    assert "Traceback" not in said
+    assert rounds_in(folder) - checkpoint_round(folder) in (0, 1)
+    assert main(["resume", str(folder)]) == 0
+    assert_same_run(folder, unbroken("fedadam-ssm"))

@@ -14,11 +14,13 @@ from torch import nn
 
 import fedsift
 from fedsift import data, models
-from fedsift.cli.commands import main
+from fedsift.cli.main import main
+from fedsift.errors import ConfigError
 from fedsift.federation.round import Federation
 from fedsift.report.collect import read_run
-from fedsift.runs import RunConfig, RunFolder, begin, disk, federation_of, go
-from fedsift.errors import ConfigError
+from fedsift.runs import RunConfig, RunFolder, disk, federation_of, restore_run, train_rounds
+from fedsift.runs.checkpoint import load_checkpoint, save_checkpoint
+from fedsift.runs.records import rewind
 from fedsift.vector import Layout
 
 CONFIG = RunConfig.from_values({"algorithm": "efficient-adam", "clients": 4, "rounds": 5})
@@ -30,7 +32,7 @@ def original(tmp_path_factory):
     """A run that was interrupted after its third round."""
     run = RunFolder.create(tmp_path_factory.mktemp("runs") / "stopped", CONFIG)
     federation = federation_of(CONFIG)
-    records = go(run, federation, begin(run, federation), CONFIG.rounds)
+    records = train_rounds(run, federation, restore_run(run, federation), CONFIG.rounds)
     for _ in range(STOPPED_AFTER):
         next(records)
     with pytest.raises(KeyboardInterrupt):
@@ -57,7 +59,7 @@ def files_under(path):
 
 
 def test_an_untouched_checkpoint_loads_with_all_that_a_round_changes(original, federation):
-    snapshot = original.load(federation, "cpu").snapshot
+    snapshot = load_checkpoint(original, federation, "cpu").snapshot
     assert snapshot.round == STOPPED_AFTER
     assert set(snapshot.server_memory) == {"residual"}
     assert set(snapshot.client_memory) == {0, 1, 2, 3}
@@ -92,7 +94,7 @@ def save_anew(run, **metadata):
 def give_another_layout(run):
     mine = federation_of(CONFIG)
     other = replace(mine, task=replace(mine.task, layout=Layout.of(nn.Linear(2, 3))))
-    run.save(run.load(mine, "cpu"), other, CONFIG)
+    save_checkpoint(run, load_checkpoint(run, mine, "cpu"), other, CONFIG)
 
 
 def change_lines(change):
@@ -154,8 +156,8 @@ def test_a_digit_that_changes_no_number_is_noticed_too(stopped, federation):
     changed = size.to_bytes(8, "little") + whole[8:].replace(number, longer, 1)
     stopped.checkpoint_file.write_bytes(changed)
     assert float(number) == float(longer)
-    with pytest.raises(ConfigError, match="it was altered"):
-        stopped.load(federation, "cpu")
+    with pytest.raises(ConfigError, match="its digest does not match"):
+        load_checkpoint(stopped, federation, "cpu")
 
 
 @pytest.mark.parametrize("part", ["header", "tensors"])
@@ -171,7 +173,7 @@ def test_no_flipped_bit_goes_unnoticed(part, stopped, federation):
         changed[position] ^= 1 << draw.randrange(8)
         stopped.checkpoint_file.write_bytes(changed)
         try:
-            stopped.load(federation, "cpu")
+            load_checkpoint(stopped, federation, "cpu")
         except ConfigError:
             continue
         except Exception as problem:
@@ -181,23 +183,69 @@ def test_no_flipped_bit_goes_unnoticed(part, stopped, federation):
     assert missed == []
 
 
-MISSING = {
-    "the last round": change_lines(lambda lines: lines[:-1]),
-    "the first round": change_lines(lambda lines: lines[1:]),
-    "every round": change_lines(lambda lines: []),
-    "a round that is there twice instead": change_lines(lambda lines: [lines[0], *lines[:2]]),
-    "a round that is no JSON": change_lines(lambda lines: [lines[0], "?\n", lines[2]]),
-    "a round that is no object": change_lines(lambda lines: [lines[0], "2\n", lines[2]]),
-    "a round without its number": change_lines(lambda lines: [lines[0], "{}\n", lines[2]]),
-    "a round that is no text": lambda run: run.metrics_file.write_bytes(b"\xff\n"),
-    "the file": lambda run: run.metrics_file.unlink(),
+DAMAGED_METRICS = {
+    "the last round is missing": (change_lines(lambda lines: lines[:-1]), "does not match"),
+    "the first round is missing": (change_lines(lambda lines: lines[1:]), "line 1 is of round 2"),
+    "every round is missing": (change_lines(lambda lines: []), "does not match"),
+    "a round twice": (change_lines(lambda x: [x[0], *x[:2]]), "line 2 is of round 1, not 2"),
+    "no JSON": (change_lines(lambda lines: [lines[0], "?\n", lines[2]]), "(line 2)"),
+    "no object": (change_lines(lambda lines: [lines[0], "2\n", lines[2]]), "(line 2)"),
+    "no number": (change_lines(lambda lines: [lines[0], "{}\n", lines[2]]), "(line 2)"),
+    "no text": (lambda run: run.metrics_file.write_bytes(b"\xff\n"), "(line 1)"),
+    "no file": (lambda run: run.metrics_file.unlink(), "has 0 of the 3 rounds"),
 }
 
 
-@pytest.mark.parametrize("breaks", MISSING.values(), ids=MISSING)
-def test_metrics_that_miss_a_round_are_refused_and_left_as_they_are(breaks, stopped, capsys):
+@pytest.mark.parametrize(("breaks", "phrase"), DAMAGED_METRICS.values(), ids=DAMAGED_METRICS)
+def test_damaged_metrics_are_refused_and_left_as_they_are(breaks, phrase, stopped, capsys):
     breaks(stopped)
-    refused(stopped, capsys, str(stopped.metrics_file), "3 rounds")
+    refused(stopped, capsys, str(stopped.metrics_file), phrase)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "uploads.jsonl"])
+def test_no_damaged_byte_of_the_lines_goes_unnoticed(name, stopped):
+    """A flipped bit is refused, whether it breaks the JSON or changes a digit."""
+    file, draw, missed = stopped.path / name, random.Random(name), []
+    whole = file.read_bytes()
+    for _ in range(200):
+        position = draw.randrange(len(whole))
+        changed = bytearray(whole)
+        changed[position] ^= 1 << draw.randrange(8)
+        file.write_bytes(changed)
+        for read in (lambda: rewind(stopped, STOPPED_AFTER), lambda: read_run(stopped.path)):
+            try:
+                read()
+            except ConfigError as problem:
+                assert "\n" not in str(problem)
+            else:
+                missed.append((position, changed[position]))
+    assert missed == []
+
+
+def test_lines_after_the_checkpoint_are_checked_field_by_field(stopped):
+    *_, last = stopped.history()
+    for field, value in {"accuracy": "0.5", "clients": None, "round": 5}.items():
+        line = json.dumps({**last, "round": 4, field: value})
+        with stopped.metrics_file.open("a") as file:
+            file.write(line + "\n")
+        with pytest.raises(ConfigError, match=r"is damaged \(line 4"):
+            stopped.history()
+        change_lines(lambda lines: lines[:3])(stopped)
+
+
+def test_a_run_without_a_record_of_its_kernels_or_lines_can_be_resumed(stopped):
+    about, tensors = disk.load_tensors(stopped.checkpoint_file, "cpu")
+    about.pop("kernels")
+    about.pop("lines")
+    disk.save_tensors(stopped.checkpoint_file, tensors, about)
+    assert main(["resume", str(stopped.path)]) == 0
+
+
+def test_a_run_is_not_resumed_with_other_kernels(stopped, capsys, monkeypatch):
+    about, _ = disk.load_tensors(stopped.checkpoint_file, "cpu")
+    other = {"C": None, "PyTorch": object()}[about["kernels"]]
+    monkeypatch.setattr("fedsift.runs.checkpoint.native.load", lambda: other)
+    refused(stopped, capsys, f"trained with the {about['kernels']} kernels", "--out")
 
 
 def test_a_broken_config_is_refused(stopped, capsys):
@@ -226,36 +274,36 @@ def test_a_crash_while_a_checkpoint_is_written_leaves_the_last_one(
         raise KeyboardInterrupt
 
     before = stopped.checkpoint_file.read_bytes()
-    later = stopped.load(federation, "cpu")
+    later = load_checkpoint(stopped, federation, "cpu")
     monkeypatch.setattr(disk, "save_file", die_half_way)
     with pytest.raises(KeyboardInterrupt):
-        stopped.save(later, federation, CONFIG)
+        save_checkpoint(stopped, later, federation, CONFIG)
     assert stopped.checkpoint_file.read_bytes() == before
-    assert stopped.load(federation, "cpu").snapshot.round == STOPPED_AFTER
+    assert load_checkpoint(stopped, federation, "cpu").snapshot.round == STOPPED_AFTER
 
 
 def test_a_checkpoint_is_of_the_settings_that_trained_whatever_the_file_says_by_now(stopped):
     federation = federation_of(CONFIG)
-    rounds = go(stopped, federation, begin(stopped, federation), CONFIG.rounds)
+    rounds = train_rounds(stopped, federation, restore_run(stopped, federation), CONFIG.rounds)
     next(rounds)
     text = stopped.config_file.read_text()
     stopped.config_file.write_text(text.replace("lr = 0.001", "lr = 0.5"))
     assert stopped.config() != CONFIG
     rounds.close()  # saves
-    with pytest.raises(ConfigError, match="was changed since"):
-        stopped.load(federation_of(stopped.config()), "cpu")
+    with pytest.raises(ConfigError, match="was changed after"):
+        load_checkpoint(stopped, federation_of(stopped.config()), "cpu")
 
 
 def test_memories_of_a_run_with_other_settings_are_not_called_corrupt(tmp_path, monkeypatch):
     monkeypatch.setattr("fedsift.federation.memories.MAX_RAM_IF_ALL_TRAIN", 0)
     config = RunConfig.from_values({"algorithm": "sift", "clients": 3, "rounds": 2})
     run, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
-    list(go(run, federation, begin(run, federation), 2))
+    list(train_rounds(run, federation, restore_run(run, federation), 2))
     assert run.memory_file.exists()
     other = RunConfig.from_values({"algorithm": "efficient-adam", "clients": 3, "rounds": 2})
     run.config_file.write_text(other.toml())
-    with pytest.raises(ConfigError, match="was changed since"):
-        run.load(federation_of(other), "cpu")
+    with pytest.raises(ConfigError, match="was changed after"):
+        load_checkpoint(run, federation_of(other), "cpu")
 
 
 @pytest.mark.parametrize(
@@ -271,7 +319,7 @@ def test_what_could_not_be_written_leaves_nothing_behind(write, tmp_path, monkey
 
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    monkeypatch.setattr(disk, "to_disk", fill_up)
+    monkeypatch.setattr(disk, "flush_to_disk", fill_up)
     with pytest.raises(OSError, match="no space"):
         write(path)
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("file", b"old")]
@@ -281,17 +329,19 @@ def test_a_checkpoint_is_on_the_disk_before_it_replaces_the_last_one(
     stopped, federation, monkeypatch
 ):
     events, fsync, replace = [], os.fsync, os.replace
-    later = stopped.load(federation, "cpu")
+    later = load_checkpoint(stopped, federation, "cpu")
     monkeypatch.setattr(os, "fsync", lambda *a: (events.append("fsync"), fsync(*a)))
     monkeypatch.setattr(os, "replace", lambda *a: (events.append("replace"), replace(*a)))
-    stopped.save(later, federation, CONFIG)
+    save_checkpoint(stopped, later, federation, CONFIG)
     assert events[:4] == [*["fsync"] * 3, "replace"]  # uploads, metrics, checkpoint, its name
 
 
 def test_a_checkpoint_written_and_read_again_has_the_same_bits(stopped, federation, tmp_path):
-    first = stopped.load(federation, "cpu")
+    first = load_checkpoint(stopped, federation, "cpu")
     other = RunFolder.create(tmp_path / "other", CONFIG)
-    other.save(first, federation, CONFIG)
+    for name in ("metrics.jsonl", "uploads.jsonl"):
+        shutil.copy(stopped.path / name, other.path / name)
+    save_checkpoint(other, first, federation, CONFIG)
     assert other.checkpoint_file.read_bytes() == stopped.checkpoint_file.read_bytes()
 
 
@@ -300,12 +350,13 @@ def test_a_line_that_a_crash_cut_off_is_no_part_of_the_history(stopped):
     with stopped.metrics_file.open("a") as file:
         file.write('{"round": 4, "accu')
     assert stopped.history() == whole
-    assert stopped.rewind(STOPPED_AFTER) == whole
+    assert rewind(stopped, STOPPED_AFTER) == whole
     assert stopped.metrics_file.read_text().count("\n") == STOPPED_AFTER
 
 
 def test_rewinding_drops_the_rounds_after_the_checkpoint(stopped):
-    assert [r["round"] for r in stopped.rewind(2)] == [1, 2]
+    stopped.checkpoint_file.unlink()
+    assert [r["round"] for r in rewind(stopped, 2)] == [1, 2]
     assert [r["round"] for r in stopped.history()] == [1, 2]
 
 
@@ -458,7 +509,7 @@ def test_a_model_that_is_there_already_is_not_replaced(tmp_path, capsys):
     mine.write_bytes(b"mine")
     assert main(["run", "--rounds", "1", "--out", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert "model.safetensors is there already" in said
+    assert "model.safetensors already exists" in said
     assert said.count("\n") == 1
     assert mine.read_bytes() == b"mine"
 
@@ -466,19 +517,19 @@ def test_a_model_that_is_there_already_is_not_replaced(tmp_path, capsys):
 def test_a_run_of_an_earlier_fedsift_is_called_so(tmp_path):
     config = RunConfig.from_values({"algorithm": "sift", "clients": 2, "rounds": 1})
     run, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
-    list(go(run, federation, begin(run, federation), 1))
+    list(train_rounds(run, federation, restore_run(run, federation), 1))
     lines = run.config_file.read_text().splitlines(keepends=True)
     run.config_file.write_text("".join(line for line in lines if not line.startswith("average")))
-    with pytest.raises(ConfigError, match="an earlier fedsift, which had no average"):
-        run.load(federation, "cpu")
+    with pytest.raises(ConfigError, match="an older version of fedsift and lacks the setting `average`"):
+        load_checkpoint(run, federation, "cpu")
 
 
 def test_a_run_that_goes_on_has_no_model_of_fewer_rounds(tmp_path):
     config = replace(CONFIG, rounds=1)
     folder, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
-    list(go(folder, federation, begin(folder, federation), 1))
+    list(train_rounds(folder, federation, restore_run(folder, federation), 1))
     assert folder.model_file.exists()
-    rounds = go(folder, federation, begin(folder, federation), 3)
+    rounds = train_rounds(folder, federation, restore_run(folder, federation), 3)
     next(rounds)
     assert not folder.model_file.exists()
     list(rounds)
@@ -506,7 +557,7 @@ def test_two_processes_cannot_be_at_one_run(stopped, capsys):
     with stopped.locked():
         code = main(["resume", str(stopped.path)])
     assert code == 2
-    assert "another process is at work" in capsys.readouterr().err
+    assert "another process is using" in capsys.readouterr().err
     assert main(["resume", str(stopped.path)]) == 0
 
 
@@ -515,12 +566,12 @@ def test_nor_when_its_config_is_replaced_meanwhile(stopped, capsys):
         text = stopped.config_file.read_bytes()
         disk.replace_file(stopped.config_file, text.replace(b"rounds = 5", b"rounds = 7"))
         assert main(["resume", str(stopped.path)]) == 2
-    assert "another process is at work" in capsys.readouterr().err
+    assert "another process is using" in capsys.readouterr().err
 
 
 def test_a_run_is_not_begun_where_another_process_is_about_to(tmp_path):
     folder = RunFolder(tmp_path)
-    with folder.locked(), pytest.raises(ConfigError, match="another process is at work"):
+    with folder.locked(), pytest.raises(ConfigError, match="another process is using"):
         RunFolder.create(tmp_path, CONFIG)
     assert not folder.config_file.exists()
 
@@ -535,8 +586,8 @@ def test_a_changed_setting_cannot_be_resumed_but_more_rounds_can(stopped, capsys
 
 
 def test_a_run_that_goes_on_has_no_summary_until_it_has_ended(stopped, federation):
-    stopped.finish({"final_accuracy": 0.1, "rounds": STOPPED_AFTER})
-    records = go(stopped, federation, begin(stopped, federation), CONFIG.rounds)
+    stopped.write_summary({"final_accuracy": 0.1, "rounds": STOPPED_AFTER})
+    records = train_rounds(stopped, federation, restore_run(stopped, federation), CONFIG.rounds)
     assert stopped.summary_file.exists()
     last = next(records)
     records.close()
@@ -549,7 +600,7 @@ def test_a_full_disk_ends_in_one_line(stopped, capsys, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(RunFolder, "append", full)
+    monkeypatch.setattr("fedsift.runs.run.append_round", full)
     assert main(["resume", str(stopped.path)]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert "No space left" in said

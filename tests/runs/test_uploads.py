@@ -15,7 +15,7 @@ from fedsift.codec.inspect import bytes_by_part, summarize_frame
 from fedsift.codec.update import Update, dense, sparse
 from fedsift.codec.values import Linear, Log
 from fedsift.engine import Stacked, Task
-from fedsift.runs import RunConfig, RunFolder, begin, federation_of, go
+from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, train_rounds
 from fedsift.runs.uploads import MOST_CLIENTS, Uploads, labels_of, magnitudes_of
 from fedsift.simulation import run_rounds
 from fedsift.vector import Layout
@@ -40,8 +40,8 @@ def summed_up(updates, round=1):
     uploads = Uploads(D)
     for client, update in enumerate(updates):
         spec = Spec(LAYOUT, "any", round, client)
-        uploads.take([spec], update, [len(encode(update, spec))])
-    return uploads.sum_up(round)
+        uploads.add([spec], update, [len(encode(update, spec))])
+    return uploads.finish_round(round)
 
 
 def test_overlap_and_union_are_those_of_the_masks_as_sets():
@@ -80,16 +80,16 @@ def test_a_stack_of_clients_is_recorded_as_one_after_another():
     update = Update(sparse({"w": x, "m": x, "v": x}, stack), (1.0,) * 5)
     specs = [Spec(LAYOUT, "any", 1, client) for client in range(5)]
     uploads = Uploads(D)
-    uploads.take(specs, update, [len(encode(u, s)) for u, s in zip(each, specs, strict=True)])
-    assert uploads.sum_up(1) == summed_up(each)
+    uploads.add(specs, update, [len(encode(u, s)) for u, s in zip(each, specs, strict=True)])
+    assert uploads.finish_round(1) == summed_up(each)
 
 
 def test_a_round_without_uploads_says_so_and_the_next_one_starts_afresh():
     uploads = Uploads(D)
     spec, update = Spec(LAYOUT, "any", 3), update_of({5})
-    uploads.take([spec], update, [len(encode(update, spec))])
-    uploads.sum_up(3)
-    assert uploads.sum_up(4) == {"round": 4, "uploads": 0, "bytes": {}, "masks": {}}
+    uploads.add([spec], update, [len(encode(update, spec))])
+    uploads.finish_round(3)
+    assert uploads.finish_round(4) == {"round": 4, "uploads": 0, "bytes": {}, "masks": {}}
 
 
 def test_magnitudes_are_counted_by_decade_and_zeros_apart():
@@ -142,7 +142,7 @@ def test_values_of_varying_length_are_told_apart_from_the_mask():
 def test_the_bytes_of_every_method_add_up_to_what_the_metrics_say(name, tmp_path):
     config = RunConfig.from_values({"algorithm": name, "clients": 4, "rounds": 2})
     folder, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
-    history = list(go(folder, federation, begin(folder, federation), config.rounds))
+    history = list(train_rounds(folder, federation, restore_run(folder, federation), config.rounds))
     lines = folder.uploads()
     sent = sum(sum(line["bytes"].values()) for line in lines)
     assert sent / config.clients == history[-1]["uplink_bytes"]
@@ -157,9 +157,9 @@ def test_the_stacked_engine_records_what_the_reference_does():
     lines = []
     for engine in (federation.engine, Stacked(federation.task, federation.algorithm)):
         uploads = Uploads(federation.task.layout.d)
-        watched = replace(federation, engine=engine, on_upload=uploads.take)
+        watched = replace(federation, engine=engine, on_upload=uploads.add)
         next(run_rounds(watched, watched.initial_snapshot(), 1))
-        lines.append(uploads.sum_up(1))
+        lines.append(uploads.finish_round(1))
     ours, theirs = lines
     assert ours["uploads"] == theirs["uploads"] == 4
     assert theirs["masks"]["wmv"]["overlap"] == pytest.approx(ours["masks"]["wmv"]["overlap"], 0.02)
@@ -169,7 +169,7 @@ def test_the_stacked_engine_records_what_the_reference_does():
 def test_watching_changes_no_bit_of_the_training():
     config = RunConfig.from_values({"clients": 4, "local_steps": 2})
     federation = federation_of(config)
-    watched = replace(federation, on_upload=Uploads(federation.task.layout.d).take)
+    watched = replace(federation, on_upload=Uploads(federation.task.layout.d).add)
     ours, theirs = (f.run_round(f.initial_snapshot())[0].state for f in (federation, watched))
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
@@ -193,20 +193,20 @@ def test_targets_that_are_no_classes_are_not_counted(y):
 def test_a_run_that_recorded_nothing_goes_on(tmp_path):
     config = RunConfig.from_values({"clients": 3, "rounds": 2, "local_steps": 1})
     folder, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
-    next(go(folder, federation, begin(folder, federation), 2))
-    list(go(folder, federation, begin(folder, federation), 1))
+    next(train_rounds(folder, federation, restore_run(folder, federation), 2))
+    list(train_rounds(folder, federation, restore_run(folder, federation), 1))
     folder.uploads_file.unlink()
     folder.clients_file.unlink()
-    list(go(folder, federation, begin(folder, federation), 2))
+    list(train_rounds(folder, federation, restore_run(folder, federation), 2))
     assert [line["round"] for line in folder.uploads()] == [2]
 
 
 def test_a_line_that_a_crash_cut_off_is_dropped_with_what_follows(tmp_path):
     config = RunConfig.from_values({"clients": 3, "rounds": 2, "local_steps": 1})
     folder, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
-    list(go(folder, federation, begin(folder, federation), 2))
+    list(train_rounds(folder, federation, restore_run(folder, federation), 2))
     whole = shutil.copy(folder.uploads_file, tmp_path / "whole")
     with folder.uploads_file.open("a") as file:
         file.write('{"round": 3, "upl')
-    begin(folder, federation)
+    restore_run(folder, federation)
     assert folder.uploads_file.read_text() == whole.read_text()

@@ -1,4 +1,4 @@
-"""Theorem 1 in 50 digits, by walking the recurrence of the supplementary proof step by step."""
+"""Theorem 1 in 50 digits, by iterating the recurrence of the supplementary proof."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ mp.dps = 50
 
 
 @dataclass(frozen=True)
-class Walk:
+class ExactRecurrence:
     phi: mpf
     psi: mpf
     chi: mpf
@@ -18,15 +18,15 @@ class Walk:
     noise: mpf
 
     def coefficients(self, steps):
-        """(Γ, Λ, Θ, Φ): the recurrence is linear, so each is its own walk."""
+        """(Γ, Λ, Θ, Φ): the recurrence is linear, so each is iterated separately."""
         return (
-            self.walk(steps, mpf(1), self.w, mpf(0)),
-            self.walk(steps, mpf(0), self.m, mpf(0)),
-            self.walk(steps, mpf(0), self.v, mpf(0)),
-            self.walk(steps, mpf(0), self.noise, self.chi),
+            self.iterate(steps, mpf(1), self.w, mpf(0)),
+            self.iterate(steps, mpf(0), self.m, mpf(0)),
+            self.iterate(steps, mpf(0), self.v, mpf(0)),
+            self.iterate(steps, mpf(0), self.noise, self.chi),
         )
 
-    def walk(self, steps, x0, x1, chi):
+    def iterate(self, steps, x0, x1, chi):
         for _ in range(steps):
             x0, x1 = x1, self.psi * x1 + self.phi * x0 + chi
         return x0
@@ -49,7 +49,7 @@ def recurrence(*, d, beta1, beta2, eps, lr, rho, grad_bound, sigma_l, sigma_g, b
         + lr * s * gain
     )  # fmt: skip
     first = lr * (1 - b1) / sqrt(eps) + d * g**2 * lr * (1 - b2) / (eps * sqrt(eps))
-    return Walk(
+    return ExactRecurrence(
         phi, psi, chi,
         w=1 + rho * first,
         m=lr * b1 / sqrt(eps),
@@ -59,7 +59,7 @@ def recurrence(*, d, beta1, beta2, eps, lr, rho, grad_bound, sigma_l, sigma_g, b
 
 
 def printed(walk, steps):
-    """Γ, Λ, Θ, Φ in the paper's own closed form, Θ with its missing minus put in."""
+    """Γ, Λ, Θ, Φ in the paper's own closed form, Θ with the missing minus sign added."""
     psi, phi = walk.psi, walk.phi
     width = sqrt(psi**2 + 4 * phi)
     plus, minus = (psi + width) / 2, (psi - width) / 2

@@ -58,7 +58,7 @@ def test_the_variances_are_those_of_the_definition(problem, found):
     assert found.sigma_l.low < found.sigma_l.value < found.sigma_l.high
 
 
-def test_mu_is_that_of_a_parabola():
+def test_mu_of_a_parabola_is_exact():
     """f = w² has μ = 2 and F* = 0."""
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     data = [(torch.ones(3, 1).double(), torch.zeros(3, 1).double())]
@@ -88,17 +88,17 @@ def test_products_with_the_hessian_are_those_of_finite_differences():
     assert torch.allclose(objective.sample_gradients(w, data[0]).mean(0), objective.gradient(w, 0))
 
 
-def test_the_limit_of_a_maximum_holds_the_truth_19_times_in_20():
+def test_the_limit_of_a_maximum_covers_the_truth_in_95_percent():
     draw = np.random.default_rng(0)
     inside = [Estimate.supremum(draw.random(50).tolist()).high >= 1 for _ in range(2000)]
     assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
 
 
-def test_few_samples_are_drawn_where_few_are_asked_for(problem):
+def test_the_number_of_samples_is_limited(problem):
     few = estimate_constants(task_of(problem), [problem.w0], samples=2)
     assert few.grad_bound.n == 2 * len(problem.clients)
 
 
-def test_points_are_needed(problem):
+def test_no_points_are_refused(problem):
     with pytest.raises(ValueError, match="point"):
         estimate_constants(task_of(problem), [])

@@ -42,7 +42,7 @@ settings = st.builds(
 
 
 def printed_theorem_2(s, rounds, gap):
-    """Equation (27), letter by letter."""
+    """Equation (27) as printed."""
     g, d, L, eps, lr, rho, b1, b2 = (
         s.grad_bound, s.d, s.local_steps, s.eps, s.lr, s.rho, s.beta1, s.beta2
     )  # fmt: skip
@@ -58,18 +58,18 @@ def printed_theorem_2(s, rounds, gap):
 
 
 def printed_theorem_3(s, rounds, gap, mu):
-    """Equation (31), letter by letter."""
+    """Equation (31) as printed."""
     rest = printed_theorem_2(s, rounds, gap) - 2 / (s.lr * rounds) * gap
     return (1 - s.lr * mu) ** rounds * gap + rest / (2 * mu)
 
 
 @given(settings, st.integers(1, 1000), powers(-3, 2))
-def test_printed_is_what_the_paper_prints(s, rounds, gap):
+def test_the_printed_theorem_2_matches_the_paper(s, rounds, gap):
     found = nonconvex_bound(s, rounds=rounds, gap=gap, printed=True)
     assert found.total == pytest.approx(printed_theorem_2(s, rounds, gap), rel=1e-9)
 
 
-def test_printed_theorem_3_is_what_the_paper_prints():
+def test_the_printed_theorem_3_matches_the_paper():
     found = pl_bound(PAPER, rounds=50, gap=2.0, mu=0.3, printed=True)
     assert found.total == pytest.approx(printed_theorem_3(PAPER, 50, 2.0, 0.3), rel=1e-9)
 
@@ -85,13 +85,13 @@ def test_theorem_3_never_beats_assumption_2_and_pl(s, rounds, gap, mu):
     assert pl_bound(s, rounds=rounds, gap=gap, mu=mu).vacuous
 
 
-def test_a_bound_can_be_worth_something_in_principle():
+def test_a_bound_below_the_trivial_one_is_not_vacuous():
     assert not Bound(1.0, 0.0, 0.0, 0.0, 0.0, trivial=2.0).vacuous
     assert Bound(-3.0, 0.0, 0.0, 0.0, 0.0, trivial=2.0).vacuous
 
 
 @given(settings)
-def test_the_floor_stays_when_the_learning_rate_goes(s):
+def test_the_floor_does_not_depend_on_the_learning_rate(s):
     small = nonconvex_bound(replace(s, lr=1e-12), rounds=10**6, gap=1.0)
     assert small.floor == nonconvex_bound(s, rounds=1, gap=1.0).floor
     assert small.total >= small.floor
@@ -122,7 +122,7 @@ def test_the_rate_of_proposition_3_needs_its_constant():
     assert short.initial == pytest.approx(10_000 ** (-0.5 / 900), rel=1e-3)
 
 
-def test_the_threshold_is_the_printed_one():
+def test_the_threshold_matches_the_paper():
     values = {"d": 100, "eps": 1e-2, "rho": 2.0, "grad_bound": 0.5, "gap": 1.5, "rounds": 25}
     found = local_steps_threshold(density=0.2, **values)
     assert found == pytest.approx((0.8 * 2 * 0.25 * 100 / (1e-2 * 1.5 * 5)) ** 0.25)
@@ -147,7 +147,7 @@ def test_a_meaningless_gap_is_refused(gap):
         nonconvex_bound(PAPER, rounds=10, gap=gap)
 
 
-def test_no_infinity_is_silent():
+def test_overflows_raise_errors():
     with pytest.raises(ValueError, match="10\\^308"):
         nonconvex_bound(replace(PAPER, grad_bound=1e60, eps=1e-30), rounds=1, gap=1.0)
     with pytest.raises(ValueError, match="10\\^77"):
@@ -161,6 +161,6 @@ def test_too_large_a_learning_rate_is_refused_under_pl():
         pl_bound(replace(PAPER, lr=0.5), rounds=10, gap=1.0, mu=2.0)
 
 
-def test_one_round_has_no_rate_of_proposition_3():
+def test_proposition_3_needs_two_rounds():
     with pytest.raises(ValueError, match="rounds"):
         pl_rate(PAPER, rounds=1, gap=1.0, mu=0.5)

@@ -65,14 +65,14 @@ def test_the_closed_forms_solve_the_recurrence(values, steps):
 
 @settings(max_examples=20, deadline=None)
 @given(constants(), st.integers(500, 5000))
-def test_many_steps_stay_exact(values, steps):
+def test_many_steps_are_exact(values, steps):
     found = deviation_coefficients(l=steps, **values)
     assert_same(found, oracle.logs(oracle.recurrence(**values).coefficients(steps)))
 
 
 @settings(max_examples=100, deadline=None)
 @given(constants(), st.integers(0, 40))
-def test_the_printed_forms_solve_it_too_once_theta_has_its_minus(values, steps):
+def test_the_printed_forms_solve_it_with_the_missing_minus_sign(values, steps):
     walk = oracle.recurrence(**values)
     if walk.chi and walk.psi + walk.phi - 1 < oracle.mpf(10) ** -8:
         return  # the printed Φ divides by 1 − ψ − φ, and 50 digits are not enough
@@ -82,7 +82,7 @@ def test_the_printed_forms_solve_it_too_once_theta_has_its_minus(values, steps):
 
 @settings(max_examples=100, deadline=None)
 @given(constants())
-def test_the_recurrence_is_the_printed_one(values):
+def test_the_recurrence_matches_the_paper(values):
     mine, theirs = deviation_recurrence(**values), oracle.recurrence(**values)
     found = (mine.log_psi, mine.log_phi, mine.log_chi, mine.log_start_w, mine.log_start_m)
     wanted = oracle.logs((theirs.psi, theirs.phi, theirs.chi, theirs.w, theirs.m))
@@ -92,14 +92,14 @@ def test_the_recurrence_is_the_printed_one(values):
 
 @settings(max_examples=200, deadline=None)
 @given(constants())
-def test_the_roots_are_never_near_each_other(values):
+def test_the_roots_are_well_separated(values):
     walk = oracle.recurrence(**values)
     width = oracle.sqrt(walk.psi**2 + 4 * walk.phi)
     assert width >= 1
     assert abs((walk.psi - width) / (walk.psi + width)) < 0.1716
 
 
-def test_the_product_that_is_printed_for_theta_is_not_a_solution():
+def test_the_printed_product_for_theta_is_not_a_solution():
     walk = oracle.recurrence(**BASE)
     width = oracle.sqrt(walk.psi**2 + 4 * walk.phi)
     for steps in range(1, 6):
@@ -124,7 +124,7 @@ def test_a_round_starts_from_the_error_of_w():
         deviation_recurrence(**BASE).after(-1)
 
 
-def test_no_error_leaves_phi():
+def test_without_errors_the_bound_is_phi():
     c = deviation_coefficients(l=5, **BASE)
     assert c.log_bound(w_error=0, m_error=0, v_error=0) == c.log_phi
 

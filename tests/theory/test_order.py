@@ -27,7 +27,7 @@ settings = st.fixed_dictionaries(
 
 
 @given(settings)
-def test_the_truth_is_that_of_50_digits(values):
+def test_the_order_matches_50_digit_arithmetic(values):
     found = coefficient_order(**values)
     rest = {k: v for k, v in values.items() if k != "l"}
     walk = oracle.recurrence(**rest, sigma_l=0, sigma_g=0, batch=1)
@@ -39,18 +39,18 @@ def test_the_truth_is_that_of_50_digits(values):
 
 
 @given(settings)
-def test_the_printed_condition_is_enough_for_gamma_over_theta(values):
+def test_the_printed_condition_implies_gamma_over_theta(values):
     found = coefficient_order(**values)
     assert found.gamma_over_theta or not found.condition
 
 
 @given(settings)
-def test_what_holds_after_one_step_holds_after_any(values):
+def test_gamma_over_theta_after_one_step_implies_it_after_more(values):
     first = coefficient_order(**{**values, "l": 1})
     assert coefficient_order(**values).gamma_over_theta or not first.gamma_over_theta
 
 
-def test_theta_falls_behind_lambda_where_eps_is_large():
+def test_theta_is_below_lambda_for_large_eps():
     found = coefficient_order(
         l=30, d=21_840, beta1=0.9, beta2=0.999, eps=100.0, lr=1e-3, rho=10, grad_bound=1.0
     )
@@ -60,7 +60,7 @@ def test_theta_falls_behind_lambda_where_eps_is_large():
     assert found.is_counter_example
 
 
-def test_the_condition_is_not_needed():
+def test_the_condition_is_not_necessary():
     found = coefficient_order(
         l=30, d=100, beta1=0.9, beta2=0.999, eps=1e-2, lr=1e-3, rho=0.1, grad_bound=0.1
     )
@@ -68,18 +68,18 @@ def test_the_condition_is_not_needed():
     assert not found.condition
 
 
-def test_the_limit_is_the_printed_one():
+def test_the_limit_matches_the_paper():
     assert beta2_limit(d=4, rho=3.0, grad_bound=0.5) == pytest.approx(1 - 1 / (1 + 6))
 
 
-def test_a_step_is_needed():
+def test_zero_steps_are_refused():
     with pytest.raises(ValueError, match="l must be a whole number of at least 1, got 0"):
         coefficient_order(
             l=0, d=1, beta1=0.9, beta2=0.999, eps=1e-6, lr=1e-3, rho=1.0, grad_bound=1.0
         )
 
 
-def test_a_slice_of_the_grid_has_counter_examples_only_below_lambda():
+def test_all_counter_examples_in_a_part_of_the_grid_have_theta_below_lambda():
     part = {**GRID, "l": (1, 30), "lr": (1e-3,), "rho": (10.0, 100.0), "beta2": (0.9, 0.999)}
     found = [o for _, o in survey(part)]
     assert len(found) == math.prod(len(v) for v in part.values())

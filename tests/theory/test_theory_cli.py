@@ -1,21 +1,22 @@
+import io
 import json
 import math
+from contextlib import redirect_stderr, redirect_stdout
+from types import SimpleNamespace
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from fedsift.advise import calibration
-from fedsift.cli import theory as cli
+from fedsift.cli.main import main
 from fedsift.theory.deviation import deviation_coefficients
-
-app = typer.Typer()
-app.command()(cli.bounds)
-app.command()(cli.advise)
 
 
 def run(*words):
-    return CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(list(words))
+    output = out.getvalue() + err.getvalue()
+    return SimpleNamespace(exit_code=code, output=output, stdout=out.getvalue())
 
 
 def test_bounds_prints_every_theorem():
@@ -25,7 +26,7 @@ def test_bounds_prints_every_theorem():
         assert word in done.output
 
 
-def test_bounds_as_json_are_the_functions_values():
+def test_bounds_as_json_match_the_functions():
     done = run("bounds", "--json", "--local-steps", "7", "--d", "100", "--rho", "2")
     found = json.loads(done.output)
     wanted = deviation_coefficients(
@@ -49,9 +50,9 @@ def test_the_logarithm_of_zero_is_null():
         ("--grad-bound", "nan"), ("--mu", "0"), ("--density", "2"), ("--d", "9" * 400),
     ],
 )  # fmt: skip
-def test_bad_constants_are_one_line(flag, value):
+def test_bad_constants_give_a_one_line_error(flag, value):
     done = run("bounds", flag, value)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert flag.removeprefix("--") in done.output
 
 
@@ -59,13 +60,13 @@ def test_bad_constants_are_one_line(flag, value):
     ("flag", "value"),
     [("--grad-bound", "1e80"), ("--local-steps", "1" + "0" * 200), ("--d", "1" + "0" * 300)],
 )
-def test_a_bound_that_overflows_is_refused_in_words(flag, value):
+def test_a_bound_that_overflows_gives_an_error(flag, value):
     done = run("bounds", flag, value)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "says nothing" in done.output
 
 
-def test_a_hundred_million_local_steps_are_no_work():
+def test_a_hundred_million_local_steps_are_fast():
     found = json.loads(run("bounds", "--json", "--local-steps", "100000000").output)
     assert found["sharper"]["log_gamma"] > 1e6
     assert found["sharper"]["vacuous"] is True
@@ -112,9 +113,9 @@ def test_advise_prints_advice_and_json(models, monkeypatch):
 @pytest.mark.parametrize(
     "words", [("--dataset", "nothing"), ("--budget-mbit", "0"), ("--target", "2"), ("--model", "x")]
 )
-def test_bad_advice_options_are_one_line(words):
+def test_bad_advice_options_give_a_one_line_error(words):
     done = run("advise", *words)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "Traceback" not in done.output
 
 
@@ -122,10 +123,9 @@ def test_bad_advice_options_are_one_line(words):
     ("flag", "value"),
     [("--sigma-l", "1e200"), ("--sigma-g", "1e160"), ("--gap", "1e-320"), ("--beta2", "5e-324")],
 )
-def test_extreme_constants_end_in_numbers_or_in_one_line(flag, value):
+def test_extreme_constants_give_numbers_or_a_one_line_error(flag, value):
     done = run("bounds", flag, value)
-    assert done.exit_code == 0 or "Error" in done.output
-    assert done.exception is None or isinstance(done.exception, SystemExit)
+    assert done.exit_code == 0 or done.output.startswith("fedsift: ")
 
 
 @pytest.mark.parametrize(
@@ -134,5 +134,5 @@ def test_extreme_constants_end_in_numbers_or_in_one_line(flag, value):
 )
 def test_a_model_that_run_refuses_is_refused(function, phrase, models):
     done = run("advise", "--clients", "3", "--model", f"{models}:{function}")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert phrase in " ".join(done.output.split())

@@ -1,4 +1,4 @@
-"""The scripts behind the tables, on a task that takes seconds."""
+"""The scripts that write the tables, on a small task."""
 
 import sys
 from importlib import import_module
@@ -15,7 +15,7 @@ SCRIPTS = Path(__file__).parents[2] / "reproduce" / "theory"
 def scripts(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
     tasks, masks, reality = map(import_module, ("tasks", "masks", "reality"))
-    for table in (tasks.TASKS, tasks.WATCHED):
+    for table in (tasks.TASKS, tasks.COMPARED):
         small = tasks.task("digits", "iid", 3, batch_size=8, samples=60)
         monkeypatch.setitem(table, "digits-iid", lambda small=small: small)
     for script in (masks, reality):
@@ -24,12 +24,12 @@ def scripts(monkeypatch):
         )
         monkeypatch.setattr(script, "LARGE", 1000)
     monkeypatch.setattr(masks, "ROUNDS", (1, 2))
-    monkeypatch.setattr(masks, "FEW", 2)
+    monkeypatch.setattr(masks, "MAX_CLIENTS", 2)
     monkeypatch.setattr(reality, "ROUNDS", 2)
     return import_module("tables"), masks, reality
 
 
-def test_a_run_replaces_the_rows_of_its_task_and_no_others(scripts, monkeypatch, tmp_path):
+def test_a_run_replaces_only_the_rows_of_its_task(scripts, monkeypatch, tmp_path):
     tables, masks, reality = scripts
     monkeypatch.setattr(sys, "argv", ["x", "--tasks", "digits-iid", "--out", str(tmp_path)])
     for script in (reality, masks):
@@ -50,4 +50,4 @@ def test_an_unknown_task_is_refused_in_one_line(scripts, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["x", "--tasks", "mnist"])
     with pytest.raises(SystemExit):
         scripts[1].main()
-    assert "there is no task mnist; choose some of digits-iid" in capsys.readouterr().err
+    assert "there is no task mnist; choose from digits-iid" in capsys.readouterr().err

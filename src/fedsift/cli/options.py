@@ -1,9 +1,9 @@
-"""The options of a run, as many commands take them: on the command line and in a TOML file."""
+"""Options that several commands share, on the command line and as keys of a TOML file."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,127 +11,128 @@ from typing import Annotated, Any
 import click
 import typer
 
-from fedsift.algorithms import METHODS
-from fedsift.algorithms.settings import DeclaredSetting
-from fedsift.data import DATASETS
-from fedsift.data.folder import use_existing_data_folder
-from fedsift.errors import ConfigError
-from fedsift.models import MODELS
-from fedsift.runs.config import (
-    RunConfig,
-    check_type,
-    read_values,
-)
+from fedsift.cli.catalog import catalog
 
-METHOD_NAMES = ", ".join(sorted(METHODS))
-MODEL_HELP = (
-    f"Model: {', '.join(MODELS)}; auto picks one that fits the data; your own as "
-    "package.module:factory."
-)
-Option = tuple[str, type, str]
-COMMON = "The federation"
-METHOD = "The algorithm's own settings (where it has them)"
+TYPES = {"int": int, "float": float, "str": str, "bool": bool}
+DEFAULTS: Mapping[str, Any] = {key: about["default"] for key, about in catalog()["run"].items()}
+"""The defaults of ``fedsift run``."""
+METHOD_NAMES = ", ".join(method["name"] for method in catalog()["methods"])
+METHOD_PANEL = "Settings of the algorithm (each applies to the algorithms that have it)"
 FEW = 3
-"""The help of an option that at most this many methods have names them."""
-
-
-def method_options() -> list[Option]:
-    """Return an option for each setting that some method declares, the most common first."""
-    declared: dict[str, list[tuple[str, DeclaredSetting]]] = {}
-    for method in METHODS.values():
-        for name, setting in method.settings.items():
-            declared.setdefault(name, []).append((method.label, setting))
-    by_use = sorted(declared.items(), key=lambda item: -len(item[1]))
-    return [(n.replace("_", "-"), uses[0][1].kind, setting_help(uses)) for n, uses in by_use]
-
-
-def setting_help(uses: Sequence[tuple[str, DeclaredSetting]]) -> str:
-    """Combine the help texts of the methods that have a setting.
-
-    >>> from fedsift.algorithms import Setting
-    >>> clip = DeclaredSetting("clip", float, 4.0, Setting("Bound on the norm"))
-    >>> setting_help([("sift", clip)])
-    'sift: Bound on the norm, a finite number.'
-    """
-    by_text: dict[str, list[str]] = {}
-    for label, setting in uses:
-        declaration = setting.declaration
-        text = ", ".join(part for part in (declaration.help, declaration.range.text) if part)
-        by_text.setdefault(f"{text}.", []).append(label)
-    if len(by_text) == 1 and len(uses) > FEW:
-        return next(iter(by_text))
-    return " ".join(f"{', '.join(labels)}: {text}" for text, labels in by_text.items())
-
-
-OPTIONS: dict[str, list[Option]] = {
-    COMMON: [
-        ("dataset", str, f"Data set: {', '.join(DATASETS)}."),
-        ("model", str, MODEL_HELP),
-        ("clients", int, "Number of clients."),
-        ("rounds", int, "Communication rounds."),
-        ("batch-size", int, "Samples a local step; 0 takes the whole local set."),
-        ("partition", str, "How data is dealt to clients: iid, dirichlet or documents."),
-        ("theta", float, "Dirichlet concentration: smaller is less alike."),
-        ("participation", float, "Share of the clients that train in a round."),
-        ("dropout", float, "Chance that a client trains and its update is lost."),
-        ("min-clients", int, "A round with fewer updates than this stops the run."),
-        (
-            "max-norm-ratio",
-            float,
-            "Reject updates whose norm is more than this many times the usual one; 0: no bound.",
-        ),
-        ("wire", str, "count: measure every message; real: also encode and decode it."),
-        ("seed", int, "Fixes the weights, the partition, cohorts and mini-batches."),
-        ("device", str, "auto, cpu or cuda."),
-        ("precision", str, "On a GPU: fp32, tf32 or bf16."),
-        ("tensorboard", bool, "Also write TensorBoard events into the run's folder."),
-    ],
-    METHOD: method_options(),
+"""The help of a setting that at most this many methods have names them."""
+PANELS: dict[str, dict[str, str]] = {
+    "Data and model": {
+        "dataset": f"Data set: {', '.join(catalog()['datasets'])}.",
+        "model": f"Model: {', '.join(catalog()['models'])}; auto picks one that fits the data; "
+        "package.module:factory is your own.",
+        "partition": "How the data is split across clients: iid, dirichlet or documents.",
+        "theta": "Dirichlet concentration; smaller values make clients less alike.",
+    },
+    "Federation": {
+        "clients": "Number of clients.",
+        "rounds": "Number of communication rounds.",
+        "batch_size": "Samples per local step; 0 uses the whole local data set.",
+        "participation": "Share of the clients that train in each round, in (0, 1].",
+        "dropout": "Probability that a client trains but its update is lost, in [0, 1).",
+        "min_clients": "Stop the run if a round receives fewer updates than this.",
+        "max_norm_ratio": "Reject updates whose norm exceeds the usual one by more than this "
+        "factor; 0: no bound.",
+    },
+    METHOD_PANEL: {},
+    "Execution": {
+        "seed": "Seed of the weights, the partition, the cohorts and the mini-batches.",
+        "device": "auto, cpu or cuda; auto uses CUDA if it is available.",
+        "precision": "On a GPU: fp32, tf32 or bf16.",
+        "wire": "count measures every message; real also encodes and decodes it.",
+        "tensorboard": "Also write TensorBoard events to the run folder.",
+    },
 }
-
-
-RUN = RunConfig()
+"""The options of a run by panel of ``--help``, each with its help text."""
 
 
 def with_run_options(
-    command: Callable[..., None], defaults: RunConfig = RUN, without: Container[str] = ()
+    command: Callable[..., None],
+    defaults: Mapping[str, Any] = DEFAULTS,
+    without: Container[str] = (),
 ) -> Callable[..., None]:
-    """Give a command every option of a run; it gets those that were set as one dict ``given``."""
-    own = list(signature(command, eval_str=True).parameters.values())
-    options = [(option, panel) for panel, row in OPTIONS.items() for option in row]
-    shared = [_parameter(*each, defaults) for each in options]
-    shared = [p for p in shared if p.name not in without]
+    """Add every option of a run to a command, which receives the given ones as a dict ``given``."""
+    own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "given"]
+    shared = [p for p in run_parameters(defaults) if p.name not in without]
     names = [p.name for p in shared]
 
     @functools.wraps(command)
     def wrapped(**values: Any) -> None:
-        set_by_user = {n: v for n in names if (v := values.pop(n)) is not None}
-        command(**values, given=set_by_user)
+        given = {name: x for name in names if (x := values.pop(name)) is not None}
+        command(**values, given=given)
 
-    kept = [p for p in own if p.name != "given"]
-    wrapped.__signature__ = Signature([*kept, *shared])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in (*kept, *shared)}
-    del wrapped.__wrapped__  # typer would follow it to the undecorated signature
+    wrapped.__signature__ = Signature([*own, *shared])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
+    del wrapped.__wrapped__  # typer would follow it to the signature without the options
     return wrapped
 
 
-def _parameter(option: Option, panel: str, defaults: RunConfig) -> Parameter:
-    flag, kind, text = option
-    name = flag.replace("-", "_")
-    default = getattr(defaults, name, None)
-    shown = "the algorithm's own" if default is None else str(default)
-    about = typer.Option(
-        f"--{flag}",
-        help=text,
-        show_default=False if kind is bool else shown,
-        rich_help_panel=panel,
-    )
-    annotation = Annotated[kind | None, about]  # type: ignore[valid-type]
+def run_parameters(defaults: Mapping[str, Any]) -> Iterator[Parameter]:
+    """Yield a parameter for each option of a run, panel by panel."""
+    types = {key: TYPES[about["type"]] for key, about in catalog()["run"].items()}
+    for panel, options in PANELS.items():
+        if panel == METHOD_PANEL:
+            yield from method_parameters()
+        for name, text in options.items():
+            shown = False if types[name] is bool else str(defaults[name])
+            yield option_parameter(name, types[name], text, shown, panel)
+
+
+def method_parameters() -> Iterator[Parameter]:
+    """Yield a parameter for each setting that any method has, the most common ones first."""
+    uses: dict[str, dict[str, dict[str, Any]]] = {}
+    for method in catalog()["methods"]:
+        for setting in method["settings"]:
+            uses.setdefault(setting["name"], {})[method["name"]] = setting
+    for name, by_method in sorted(uses.items(), key=lambda item: -len(item[1])):
+        kind = TYPES[next(iter(by_method.values()))["type"]]
+        default = default_text({method: x["default"] for method, x in by_method.items()})
+        yield option_parameter(name, kind, setting_help(by_method), default, METHOD_PANEL)
+
+
+def setting_help(by_method: Mapping[str, Mapping[str, Any]]) -> str:
+    """Describe a setting and its range; name the methods that have it if they are few.
+
+    >>> setting_help({"sift": {"help": "Bound on the norm", "range": "a positive number"}})
+    'sift: Bound on the norm, a positive number.'
+    """
+    methods_by_text: dict[str, list[str]] = {}
+    for method, setting in by_method.items():
+        text = ", ".join(part for part in (setting["help"], setting["range"]) if part)
+        methods_by_text.setdefault(f"{text}.", []).append(method)
+    if len(methods_by_text) == 1 and len(by_method) > FEW:
+        return next(iter(methods_by_text))
+    return " ".join(f"{', '.join(methods)}: {text}" for text, methods in methods_by_text.items())
+
+
+def default_text(by_method: Mapping[str, float]) -> str:
+    """Return the most common default of a setting, then the methods with another.
+
+    >>> default_text({"fedadam": 0.001, "fedsgd": 0.001, "onebit-adam": 0.0001})
+    '0.001; onebit-adam: 0.0001'
+    """
+    values = list(by_method.values())
+    common = max(values, key=values.count)
+    others = [f"{method}: {value}" for method, value in by_method.items() if value != common]
+    return "; ".join([str(common), *others])
+
+
+def option_parameter(
+    name: str, kind: type, text: str, shown_default: str | bool, panel: str
+) -> Parameter:
+    """Return an optional keyword parameter that typer turns into an option."""
+    flag = f"--{name.replace('_', '-')}"
+    option = typer.Option(flag, help=text, show_default=shown_default, rich_help_panel=panel)
+    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def path(text: str) -> Path:
-    """A path that names something: an empty one, as of a variable that is not set, does not."""
+    """Return a path; refuse an empty one, which an unset shell variable leaves."""
     if not text:
         raise click.BadParameter("it is empty: leave the option out, or name a path")
     return Path(text)
@@ -139,18 +140,17 @@ def path(text: str) -> Path:
 
 Method = Annotated[
     str | None,
-    typer.Option(
-        "--algorithm",
-        help=f"One of: {METHOD_NAMES}.",
-        show_default="fedadam-ssm",
-    ),
+    typer.Option("--algorithm", help=f"One of: {METHOD_NAMES}.", show_default="fedadam-ssm"),
 ]
 Config = Annotated[
-    Path | None, typer.Option("--config", help="A TOML file of the same keys; flags win over it.")
+    Path | None,
+    typer.Option("--config", help="TOML file with the same keys; flags take precedence."),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", parser=path, help="Folder for the results.", show_default="under runs/"),
+    typer.Option(
+        "--out", parser=path, help="Folder for the results.", show_default="a new one in runs/"
+    ),
 ]
 DataDir = Annotated[
     Path | None,
@@ -161,18 +161,4 @@ DataDir = Annotated[
         show_default="FEDSIFT_DATA, or ~/.cache/fedsift/data",
     ),
 ]
-
-
-def merged(config: Path | None, **flags: Any) -> dict[str, Any]:
-    """A config file's keys and the flags that were given; flags win. The data folder is used."""
-    values = read_values(config) if config else {}
-    for key in values.keys() & {"out", "data_dir"}:
-        check_type(key, values[key], "str")
-        if not values[key]:
-            raise ConfigError(f"{key.replace('_', '-')} is empty: leave it out, or name a path")
-        values[key] = path(values[key])
-    values |= {key: value for key, value in flags.items() if value is not None}
-    if flags.get("theta") is not None and values.get("partition") != "dirichlet":
-        raise ConfigError("theta is for --partition dirichlet: give that, too, or leave it out")
-    use_existing_data_folder(values.pop("data_dir", None))
-    return values
+Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]

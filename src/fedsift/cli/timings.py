@@ -1,8 +1,8 @@
-"""How fast a round is on this machine, where its time goes, and how far that is from the limit.
+"""Time a round on this machine, part by part, and compute the physical limit.
 
-The limit is what the arithmetic of the local steps and the traffic of W, M, V and their gradients
-would take at the speeds at which this machine multiplies large matrices and copies long vectors.
-Nothing else is counted, so that no engine can reach it.
+The limit is the time for the arithmetic of the local steps, or for the memory traffic of W, M, V
+and the gradients, at the speed at which this machine multiplies large matrices and copies long
+vectors. It counts nothing else, so no engine can reach it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ CLIENTS, STEPS, BATCH = 20, 30, 64
 SAMPLES, TESTED = 10 * BATCH, 10_000
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 LONG_SIDE, LONG_TIMES = 4096, 4
-"""Matrix products that take a GPU about as long as a round's local steps of the CNN."""
+"""Matrix products that take a GPU about as long as the local steps of a round of the CNN."""
 ADAM_TRAFFIC = 8
-"""Vectors read or written by a step: W, M, V and the gradient, each once both ways."""
+"""Vectors read and written by a step: W, M, V and the gradient, each read and written once."""
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """What the machine does at best: floating-point operations and bytes a second."""
+    """The measured peak speeds: floating-point operations and bytes per second."""
 
     flops: float
     bytes: float
@@ -69,7 +69,7 @@ class Timing:
 
     @property
     def ratio(self) -> float:
-        """How many times the limit a round takes."""
+        """The time of a round divided by the limit."""
         return self.round / self.limit
 
 
@@ -83,7 +83,7 @@ def bench(
 
 
 def time_model(name: str, device: str, precision: str, rounds: int, peaks: Peaks) -> Timing:
-    """One model's row."""
+    """Time the rounds of one model."""
     federation = federation_for(name, device, precision)
     after, _ = federation.run_round(federation.initial_snapshot())
     (whole,) = in_turn(device, rounds, following(federation, after))
@@ -100,7 +100,7 @@ def time_model(name: str, device: str, precision: str, rounds: int, peaks: Peaks
 
 
 def federation_for(name: str, device: str, precision: str) -> Federation:
-    """A federation on random samples, which take as long as real ones."""
+    """Return a federation on random samples, which take as long as real ones."""
     draw = torch.Generator().manual_seed(0)
     shape = MODELS[name].shape
     clients = [samples(SAMPLES, shape, draw) for _ in range(CLIENTS)]
@@ -124,7 +124,7 @@ def federation_for(name: str, device: str, precision: str) -> Federation:
 
 
 def samples(number: int, shape: tuple[int, ...], draw: torch.Generator) -> Data:
-    """Random images of ten random classes, or random characters and what would follow."""
+    """Draw random images of ten classes, or random characters and their successors."""
     if len(shape) == 1:
         text = torch.randint(0, len(ALPHABET), (number, 1 + shape[0]), generator=draw)
         return text[:, :-1], text[:, 1:]
@@ -133,7 +133,7 @@ def samples(number: int, shape: tuple[int, ...], draw: torch.Generator) -> Data:
 
 
 def following(federation: Federation, snapshot: Snapshot) -> Callable[[], None]:
-    """Plays the next round at each call; the first is over, with all that it starts."""
+    """Return a function that runs the next round at each call."""
 
     def play() -> None:
         nonlocal snapshot
@@ -143,11 +143,10 @@ def following(federation: Federation, snapshot: Snapshot) -> Callable[[], None]:
 
 
 def client_seconds(federation: Federation, snapshot: Snapshot, device: str, rounds: int) -> float:
-    """What the clients do after their last step: choose coordinates, and count the bytes.
+    """Time the clients' work after their last step: select coordinates and count the bytes.
 
-    A GPU does it for all at once, while on a CPU each process does it for its share of them. A GPU
-    is still at the local steps when it is told to, so that it does not wait for the host: what
-    counts is how much later both are done.
+    A GPU does it for all clients at once, a CPU client by client in several processes. On a GPU
+    this work is queued while the local steps run, so its time is how much later both are done.
     """
     layout, d = federation.task.layout, federation.task.layout.d
     together = CLIENTS if device == "cuda" else 1
@@ -175,7 +174,7 @@ def client_seconds(federation: Federation, snapshot: Snapshot, device: str, roun
 
 
 def long_work(device: str) -> Callable[[], None]:
-    """Keeps a device busy for some milliseconds, as local steps do, and the host hardly at all."""
+    """Return a function that keeps the device busy for some milliseconds, but not the host."""
     a = torch.randn(LONG_SIDE, LONG_SIDE, device=device)
     out = torch.empty_like(a)
 
@@ -187,7 +186,7 @@ def long_work(device: str) -> Callable[[], None]:
 
 
 def server_seconds(federation: Federation, snapshot: Snapshot, device: str, rounds: int) -> float:
-    """What the server does with a round's updates: check, add, merge, broadcast, apply."""
+    """Time the server's work: check, add and merge the updates, broadcast and apply."""
     round = snapshot.round + 1
     phase, cohort = federation.algorithm.phase(round), federation.cohort(round)
     job = Job(round, phase, snapshot.state, cohort, federation.cohort_memory(snapshot, cohort))
@@ -204,7 +203,7 @@ def server_seconds(federation: Federation, snapshot: Snapshot, device: str, roun
 
 
 def in_turn(device: str, times: int, *works: Callable[[], object]) -> list[float]:
-    """Median seconds of each of several works, done alternately."""
+    """Return the median seconds of each function, calling them alternately."""
     seconds: list[list[float]] = [[] for _ in works]
     for _ in range(times):
         for work, taken in zip(works, seconds, strict=True):
@@ -213,7 +212,7 @@ def in_turn(device: str, times: int, *works: Callable[[], object]) -> list[float
 
 
 def seconds_of(work: Callable[[], object], device: str) -> float:
-    """How long a work takes, all of it done."""
+    """Return the seconds of a call, including queued GPU work."""
     settle(device)
     began = time.perf_counter()
     work()
@@ -222,13 +221,13 @@ def seconds_of(work: Callable[[], object], device: str) -> float:
 
 
 def settle(device: str) -> None:
-    """Wait until the device has done what it was told."""
+    """Wait until the device has finished all queued work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def work_of(name: str, federation: Federation) -> tuple[float, float]:
-    """A round's floating-point operations, and the bytes its optimizer moves."""
+    """Return the floating-point operations of a round, and the bytes its optimizer moves."""
     model = build(name, MODELS[name].shape, seed=0)
     flops = CLIENTS * STEPS * BATCH * flops_of(model, federation.task.clients[0][0][:1].cpu())
     layout = federation.task.layout
@@ -237,7 +236,7 @@ def work_of(name: str, federation: Federation) -> tuple[float, float]:
 
 
 def flops_of(model: nn.Module, x: Tensor) -> int:
-    """Floating-point operations of a forward and a backward pass.
+    """Count the floating-point operations of a forward and a backward pass.
 
     >>> flops_of(nn.Linear(3, 2), torch.zeros(1, 3))
     24
@@ -248,7 +247,7 @@ def flops_of(model: nn.Module, x: Tensor) -> int:
 
 
 def measure_peaks(device: str, precision: str) -> Peaks:
-    """The best of several large matrix products and copies."""
+    """Measure the peak speeds with large matrix products and copies."""
     on_gpu = device == "cuda"
     side, length = (8192, 2**28) if on_gpu else (2048, 2**25)
     a = torch.randn(side, side, device=device, dtype=DTYPES[precision])

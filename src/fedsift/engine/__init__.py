@@ -1,4 +1,15 @@
-"""Engines: run the local training of one round."""
+"""Engines: run the local training of one round.
+
+- ``contract.py``: what an engine receives and returns
+- ``client.py``: the local training of one client
+- ``scoring.py``: accuracy and loss on the test set
+- ``reference.py``: the simplest engine, which trains the clients one after another
+- ``processes/``: engines that spread the clients over processes
+- ``cpu/``: C kernels for small networks on a CPU
+- ``gpu/``: the engine that trains all clients at once on a GPU
+- ``fused.py``: a method's local step in place, with one kernel for Adam
+- ``memory_format.py``: the memory format of images
+"""
 
 from fedsift.engine.contract import ClientResult, Engine, Job
 from fedsift.engine.gpu.stacked import Stacked

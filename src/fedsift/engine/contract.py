@@ -1,4 +1,4 @@
-"""What every engine is given and must give back."""
+"""What an engine receives and returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedsift.vector import Moments
 
 @dataclass(frozen=True)
 class Job:
-    """The local training of one round: who trains, from where, and how."""
+    """The local training of one round: the method's phase, the start and the cohort."""
 
     round: int
     phase: Phase
@@ -26,9 +26,9 @@ class Job:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What a client sends, what it keeps, and its mean loss over the local steps.
+    """A client's update, its new memory, and its mean loss over the local steps.
 
-    ``size`` is the bytes of the frame that carries the update, where the engine knows it already.
+    ``size`` is the size in bytes of the encoded update, if the engine knows it.
     """
 
     client: int
@@ -40,7 +40,7 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of several clients that trained together, their tensors still stacked."""
+    """The results of several clients that trained together, with their tensors stacked."""
 
     clients: tuple[int, ...]
     update: Update
@@ -49,13 +49,13 @@ class Results:
     sizes: tuple[int, ...]
 
     def __iter__(self) -> Iterator[ClientResult]:
-        told = zip(self.clients, self.losses, self.sizes, strict=True)
-        for row, (client, loss, size) in enumerate(told):
-            own = {key: x[row : row + 1] for key, x in self.memory.items()}
-            yield ClientResult(client, self.update.client(row), own, loss, size)
+        columns = zip(self.clients, self.losses, self.sizes, strict=True)
+        for row, (client, loss, size) in enumerate(columns):
+            memory = {key: x[row : row + 1] for key, x in self.memory.items()}
+            yield ClientResult(client, self.update.client(row), memory, loss, size)
 
     def without(self, absent: Collection[int]) -> Results:
-        """The results of those who are not absent."""
+        """Return the results without those of the given clients."""
         rows = [row for row, client in enumerate(self.clients) if client not in absent]
         if len(rows) == len(self.clients):
             return self
@@ -83,19 +83,22 @@ class Received:
 
 @dataclass(frozen=True)
 class Missing:
-    """A client from which nothing came, and why."""
+    """A client that sent nothing, and the reason."""
 
     client: int
     reason: str
 
 
 class Engine(Protocol):
-    """Trains a cohort. Single results come in the cohort's order, whatever ran where."""
+    """Trains a cohort and evaluates a model.
+
+    Single results are in the cohort's order, regardless of where the clients were trained.
+    """
 
     def train(self, job: Job) -> Iterator[ClientResult | Results | Received | Missing]:
-        """Every cohort member's result, one after another or some together."""
+        """Yield the results of the cohort, one by one or several at once."""
         ...
 
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
-        """Accuracy and mean loss of weights w on the test set; None where there is none."""
+        """Return accuracy and mean loss of weights w on the test set; None where undefined."""
         ...

@@ -36,7 +36,7 @@ def fused(step: Step, like: Tensor) -> InPlace:
     """
     if isinstance(step, AdamStep) and step.is_clipped:
         adam, bound = fused(replace(step, clip=math.inf), like), step.clip
-        return lambda x, gradient, short: adam(x, clipped(gradient, bound), short)
+        return lambda x, gradient, low_precision: adam(x, clipped(gradient, bound), low_precision)
     if isinstance(step, AdamStep) and like.dtype == torch.float32:
         if can_use_triton(like):
             return partial(adam_on_gpu, step)
@@ -45,16 +45,16 @@ def fused(step: Step, like: Tensor) -> InPlace:
     return partial(copy_result, step)
 
 
-def copy_result(step: Step, x: Moments, gradient: Tensor, short: Tensor) -> None:
+def copy_result(step: Step, x: Moments, gradient: Tensor, low_precision: Tensor) -> None:
     """Take any step and copy its result over its input."""
     for old, new in zip(x, step(x, gradient), strict=True):
         if new is not old:
             old.copy_(new)
-    if short is not x.w:
-        short.copy_(x.w)
+    if low_precision is not x.w:
+        low_precision.copy_(x.w)
 
 
-def adam_on_gpu(step: AdamStep, x: Moments, gradient: Tensor, short: Tensor) -> None:
+def adam_on_gpu(step: AdamStep, x: Moments, gradient: Tensor, low_precision: Tensor) -> None:
     """Take an unclipped Adam step with a Triton kernel."""
     from fedsift.engine.gpu.triton import adam_kernel  # Triton is installed only with a GPU
 
@@ -63,15 +63,15 @@ def adam_on_gpu(step: AdamStep, x: Moments, gradient: Tensor, short: Tensor) -> 
     for first, last in ((0, whole), (whole, numbers)):
         if first < last:
             adam_kernel[(-(-(last - first) // block),)](
-                x.w, x.m, x.v, gradient, short, first, last,
+                x.w, x.m, x.v, gradient, low_precision, first, last,
                 step.lr, step.beta1, 1 - step.beta1, step.beta2, 1 - step.beta2, step.eps,
-                SHORT=short is not x.w, EVEN=last == whole, BLOCK=block,
+                LOW_PRECISION=low_precision is not x.w, EVEN=last == whole, BLOCK=block,
             )  # fmt: skip
 
 
-def adam_on_cpu(step: AdamStep, x: Moments, gradient: Tensor, short: Tensor) -> None:
+def adam_on_cpu(step: AdamStep, x: Moments, gradient: Tensor, low_precision: Tensor) -> None:
     """Take an unclipped Adam step with a C kernel."""
     numbers = (float(number) for number in (step.lr, step.beta1, step.beta2, step.eps))
     native.kernel("adam")(*x, gradient, *numbers, x.w.numel())
-    if short is not x.w:
-        short.copy_(x.w)
+    if low_precision is not x.w:
+        low_precision.copy_(x.w)

@@ -33,7 +33,7 @@ from fedsift.federation.memories import CohortMemory, InMemory, memory_fits
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, NormBound
 from fedsift.federation.snapshot import RoundReport, Snapshot, Traffic, full_update
 from fedsift.seeding import stream
-from fedsift.task import Task, finite
+from fedsift.task import Task, all_finite
 from fedsift.vector import Layout, Moments
 
 MAX_SAMPLES = 1_000_000
@@ -142,7 +142,7 @@ class Federation:
         sent = Update(parts, (1.0,))
         received, size = self.wire.send(sent, self.frame_spec(snapshot.round, base), limits)
         state, clamped = apply_broadcast(phase, snapshot.state, received.parts)
-        if not finite(*state):
+        if not all_finite(*state):
             raise Diverged("the global state is not finite")
         return replace(snapshot, state=state, server_memory=memory), size, clamped
 

@@ -19,10 +19,12 @@ from fedsift.flower.engine import RemoteEngine
 from fedsift.flower.exchange import Exchange, wait_for_nodes
 from fedsift.flower.requests import NodeStatus, RoundRequests
 from fedsift.report.html import report_on
-from fedsift.runs.checkpoint import Checkpoint
+from fedsift.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.run import summarize
+from fedsift.runs.model import save_model
+from fedsift.runs.records import append_round, rewind
+from fedsift.runs.run import run_summary
 from fedsift.runs.uploads import Uploads
 from fedsift.simulation import Record, run_rounds
 
@@ -58,13 +60,13 @@ class DeployedRun:
     ) -> DeployedRun:
         """Continue the run in the folder from its checkpoint, or start it with weights ``w``."""
         uploads = Uploads(federation.task.layout.d)
-        federation = replace(federation, on_upload=uploads.take)
-        saved = folder.load(federation, "cpu")
+        federation = replace(federation, on_upload=uploads.add)
+        saved = load_checkpoint(folder, federation, "cpu")
         if saved:
             last = saved.snapshot.round
             log(INFO, "continuing the run in %s after round %s", folder.path, last)
         checkpoint = saved or Checkpoint(federation.initial_snapshot_from(w), 0.0)
-        history = folder.rewind(checkpoint.snapshot.round)
+        history = rewind(folder, checkpoint.snapshot.round)
         model = federation.model_weights(checkpoint.snapshot)
         engine.result.arrays = arrays_from_vector(federation.task.layout, model)
         config = folder.config()
@@ -96,8 +98,8 @@ class DeployedRun:
         snapshot, record = next(run_rounds(self.federation, self.snapshot, round, seconds))
         record["problems"] |= self.engine.current.problems_of_unknown_nodes()
         self.checkpoint = Checkpoint(snapshot, float(record["seconds"]))
-        self.folder.append(record, self.uploads.sum_up(round))
-        self.folder.save(self.checkpoint, self.federation, self.config)
+        append_round(self.folder, record, self.uploads.finish_round(round))
+        save_checkpoint(self.folder, self.checkpoint, self.federation, self.config)
         self.history.append(record)
         log_round(record)
         metrics = MetricRecord()
@@ -106,8 +108,9 @@ class DeployedRun:
 
     def finish(self) -> None:
         """Write the model, the summary and the report."""
-        self.folder.save_model(self.federation, self.snapshot)
-        self.folder.finish(summarize(self.folder.config(), self.federation, self.history))
+        save_model(self.folder, self.federation, self.snapshot)
+        summary = run_summary(self.folder.config(), self.federation, self.history)
+        self.folder.write_summary(summary)
         report = self.folder.path / "report.html"
         report_on([self.folder.path], report)
         log(INFO, "report: %s", report.absolute())

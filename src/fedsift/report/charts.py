@@ -1,8 +1,7 @@
 """The report's figures, as plain data for plotly.
 
-A color is the name of a CSS variable (``--c0``, or ``--c0/0.2`` to see through), so that the page
-can draw the same figure in light, in dark and on paper. A :class:`Block` is what stands under one
-heading: one or more charts, and the views between which its reader can choose.
+A color is the name of a CSS variable (``--c0``, or ``--c0/0.2`` for a transparent one), so the page
+can draw the same figure in light mode, in dark mode and on paper.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsift.report.collect import Group
+from fedsift.report.collect import SeedGroup
 
 Chart = dict[str, Any]
 HEIGHT = 340
-"""Of a chart, in pixels; what labels need to keep their distance."""
+"""Height of a chart in pixels."""
 
 
 @dataclass(frozen=True)
 class View:
-    """One of a block's views: its name, its charts, and what colors mean in all of them."""
+    """One view of a block: its name, its charts, and their common legend."""
 
     name: str
     charts: Sequence[Chart]
@@ -28,8 +27,8 @@ class View:
 
 
 @dataclass(frozen=True)
-class Block:
-    """A figure with its heading, a sentence on how to read it, and its views."""
+class FigureBlock:
+    """A heading, a note on how to read the figure, and the views to choose from."""
 
     title: str
     note: str
@@ -38,19 +37,19 @@ class Block:
 
     @property
     def names_are_long(self) -> bool:
-        """Whether the views' names take more room than a row of buttons has."""
+        """Whether the views' names are too long for a row of buttons."""
         return sum(len(view.name) + 3 for view in self.views) > 48
 
 
 def chart(
     traces: Iterable[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[str, Any], **layout: Any
 ) -> Chart:
-    """Traces and two axes."""
+    """Return a chart of traces with two axes."""
     return {"data": list(traces), "layout": {"xaxis": dict(x), "yaxis": dict(y), **layout}}
 
 
-def curve(group: Group, xs: Sequence[Any], ys: Sequence[Any], hover: str, **more: Any) -> Chart:
-    """One group's line."""
+def curve(group: SeedGroup, xs: Sequence[Any], ys: Sequence[Any], hover: str, **more: Any) -> Chart:
+    """Return the line of one group."""
     return {
         "type": "scatter",
         "mode": "lines" if len(xs) > 1 else "markers",

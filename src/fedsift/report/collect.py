@@ -1,4 +1,4 @@
-"""The runs of a report: found on disk, and ordered into tasks and groups of seeds."""
+"""Find the runs of a report, and arrange them into comparisons and groups of seeds."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from fedsift.algorithms import METHODS
 from fedsift.errors import ConfigError
-from fedsift.runs.compare import mibit, reached
+from fedsift.report.validation import METRICS, SUMMARY, UPLOADS, check_fields, check_lines
+from fedsift.runs.compare import dense_fedadam_bytes, megabytes, reached
 from fedsift.runs.config import (
     read_values,
 )
@@ -21,7 +22,7 @@ from fedsift.runs.folder import RunFolder
 from fedsift.simulation import Record
 
 NOT_A_METHOD = ("seed", "tensorboard")
-"""Settings that runs of one group may differ in: all but the seed leave the results as they are."""
+"""Settings in which the runs of one group may differ."""
 PALETTE = (
     "#0072b2", "#d55e00", "#00875f", "#c0629a", "#b07c00", "#45a3dc", "#16202a", "#7d8894",
 )  # fmt: skip
@@ -30,8 +31,8 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One run as the report shows it; what a run has not recorded is empty."""
+class ReportedRun:
+    """A run in a report. What the run did not record is empty."""
 
     summary: Mapping[str, Any]
     history: Sequence[Record]
@@ -44,73 +45,89 @@ class Shown:
         """The method's name."""
         return str(self.summary.get("algorithm", "unnamed"))
 
+    @property
+    def partition(self) -> str:
+        """The partition of the data, with θ where it applies."""
+        theta = self.setting("theta")
+        name = str(self.setting("partition"))
+        return name if theta is None else f"{name} (θ = {theta})"
+
     def setting(self, key: str) -> Any:
-        """A setting; θ counts only where it does something."""
+        """Return a setting; θ only if the partition uses it."""
         if key == "theta" and self.summary.get("partition") != "dirichlet":
             return None
         return self.summary.get(key)
 
+    def dense_bytes(self, rounds: int) -> float | None:
+        """Return what dense FedAdam would send per client in this many rounds, if known."""
+        keys = ("parameters", "clients", "participation")
+        parameters, clients, participation = (self.summary.get(key) for key in keys)
+        if parameters is None or clients is None:
+            return None
+        return dense_fedadam_bytes(parameters, rounds, clients, participation or 1.0)
+
 
 @dataclass
-class Group:
-    """Runs that differ in their seed alone."""
+class SeedGroup:
+    """Runs that differ only in their seed."""
 
-    runs: list[Shown]
+    runs: list[ReportedRun]
     name: str = ""
     color: int = 0
     dash: str = "solid"
 
     @property
-    def first(self) -> Shown:
-        """The run that stands for all where one is enough."""
+    def first(self) -> ReportedRun:
+        """The first run, which represents the group where one is enough."""
         return self.runs[0]
 
     @property
     def length(self) -> int:
-        """Rounds that every run has."""
+        """Number of rounds that all runs have."""
         return min(len(run.history) for run in self.runs)
 
     def means(self, value: Callable[[Record], float | None]) -> list[float | None]:
-        """The mean over the runs in each round; None where one has no value."""
+        """Return the mean over the runs in each round; None if a run has no value."""
         return [
             fmean(x for x in column if x is not None) if None not in column else None
             for column in self.columns(value)
         ]
 
     def columns(self, value: Callable[[Record], float | None]) -> list[list[float | None]]:
-        """Each round's values, one a run."""
+        """Return the values of each round, one per run."""
         return [[value(run.history[n]) for run in self.runs] for n in range(self.length)]
 
 
 @dataclass
-class Task:
-    """What can be compared: all runs on one data set with one model."""
+class Comparison:
+    """Runs that can be compared: on one data set and partition, with one model."""
 
     name: str
-    groups: list[Group] = field(default_factory=list)
+    partition: str = ""
+    groups: list[SeedGroup] = field(default_factory=list)
 
     @property
-    def runs(self) -> list[Shown]:
-        """Every run of the task."""
+    def runs(self) -> list[ReportedRun]:
+        """All runs of the comparison."""
         return [run for group in self.groups for run in group.runs]
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The folders of all runs in or below the given ones, each once, whatever it is called."""
+    """Return the folders of all runs in or below the given folders, each once."""
     found: dict[Path, Path] = {}
     for path in paths:
-        here = sorted(file.parent for file in path.rglob("config.toml"))
-        runs = [folder for folder in here if RunFolder(folder).history()]
+        candidates = sorted(file.parent for file in path.rglob("config.toml"))
+        runs = [folder for folder in candidates if RunFolder(folder).history()]
         if not runs:
-            why = "no finished round in it" if here else "there is no run in it"
-            raise ConfigError(f"{path} cannot be reported on: {why}")
+            reason = "no finished round in it" if candidates else "there is no run in it"
+            raise ConfigError(f"{path} cannot be reported on: {reason}")
         for folder in runs:
             found.setdefault(folder.resolve(), folder)
     return list(found.values())
 
 
 def find_target(runs: Sequence[Path]) -> float | None:
-    """The target of the first comparison that one of the runs belongs to."""
+    """Return the target of the first ``fedsift compare`` that one of the runs belongs to."""
     for file in dict.fromkeys(run.parent / "compare.csv" for run in runs):
         if file.exists():
             try:
@@ -121,16 +138,20 @@ def find_target(runs: Sequence[Path]) -> float | None:
     return None
 
 
-def read_run(path: Path) -> Shown:
-    """A run's folder, as much of it as there is."""
+def read_run(path: Path) -> ReportedRun:
+    """Read a run's folder, and refuse one with damaged files."""
     folder = RunFolder(path)
-    history, settings = folder.history(), read_values(folder.config_file)
-    summary = folder.summary() or summary_so_far(settings, history)
-    return Shown(summary, history, folder.uploads(), folder.labels(), str(path))
+    history, settings, uploads = folder.history(), read_values(folder.config_file), folder.uploads()
+    check_lines(history, METRICS, folder.metrics_file)
+    check_lines(uploads, UPLOADS, folder.uploads_file)
+    stored = folder.summary()
+    check_fields({**settings, **stored}, SUMMARY, str(folder.summary_file if stored else path))
+    summary = stored or partial_summary(settings, history)
+    return ReportedRun(summary, history, uploads, folder.labels(), str(path))
 
 
-def summary_so_far(settings: Mapping[str, Any], history: Sequence[Record]) -> dict[str, Any]:
-    """What summary.json would say of a run that has not ended."""
+def partial_summary(settings: Mapping[str, Any], history: Sequence[Record]) -> dict[str, Any]:
+    """Return the summary of an unfinished run."""
     seconds = float(history[-1]["seconds"])
     accuracies = [x for r in history if (x := r.get("accuracy")) is not None]
     return {
@@ -144,38 +165,46 @@ def summary_so_far(settings: Mapping[str, Any], history: Sequence[Record]) -> di
     }
 
 
-def order(runs: Sequence[Shown]) -> list[Task]:
-    """The runs by task, and in it by group; groups have names that tell them apart."""
-    tasks: dict[str, Task] = {}
-    groups: dict[str, Group] = {}
+def arrange(runs: Sequence[ReportedRun]) -> list[Comparison]:
+    """Return the comparisons of a report, with named groups of seeds.
+
+    Runs on different data sets, partitions or models are never compared.
+    """
+    comparisons: dict[tuple[str, str], Comparison] = {}
+    groups: dict[str, SeedGroup] = {}
     for run in runs:
-        name, key = f"{run.setting('dataset')}, {run.setting('model')}", group_of(run)
+        key = group_key(run)
         if key not in groups:
-            groups[key] = Group([])
-            tasks.setdefault(name, Task(name)).groups.append(groups[key])
+            groups[key] = SeedGroup([])
+            name = f"{run.setting('dataset')}, {run.setting('model')}"
+            comparison = comparisons.setdefault(
+                (name, run.partition), Comparison(name, run.partition)
+            )
+            comparison.groups.append(groups[key])
         groups[key].runs.append(run)
-    for task in tasks.values():
-        name_groups(task.groups)
-    return list(tasks.values())
+    for comparison in comparisons.values():
+        name_groups(comparison.groups)
+    return list(comparisons.values())
 
 
-def distinct(runs: Iterable[Shown]) -> list[Shown]:
-    """The runs, of each group and seed the longest: a copy of a run is no other seed."""
-    found: dict[tuple[str, Any], Shown] = {}
+def longest_runs(runs: Iterable[ReportedRun]) -> list[ReportedRun]:
+    """Return the longest run of each group and seed: a copy of a run is not another seed."""
+    found: dict[tuple[str, Any], ReportedRun] = {}
     for run in runs:
-        known = found.setdefault((group_of(run), run.setting("seed")), run)
+        key = group_key(run), run.setting("seed")
+        known = found.setdefault(key, run)
         if len(run.history) > len(known.history):
-            found[group_of(run), run.setting("seed")] = run
+            found[key] = run
     return list(found.values())
 
 
-def group_of(run: Shown) -> str:
-    """All that runs must have in common to be one group."""
+def group_key(run: ReportedRun) -> str:
+    """Return the settings that all runs of a group have in common."""
     return json.dumps({key: run.setting(key) for key in settings_of(run)}, default=str)
 
 
-def settings_of(run: Shown) -> list[str]:
-    """The settings that make a method's group."""
+def settings_of(run: ReportedRun) -> list[str]:
+    """Return the names of the settings that define a group."""
     results = {*RESULTS, "parameters", "environment", *NOT_A_METHOD}
     return sorted(key for key in run.summary if key not in results)
 
@@ -191,25 +220,25 @@ RESULTS = (
     "seconds_per_round",
     "stopped_after",
 )
-"""Keys of a summary that are no settings."""
+"""Keys of a summary that are not settings."""
 
 
-def name_groups(groups: Sequence[Group]) -> None:
-    """Give each group a name, a color and a dash of its own; a method keeps its color."""
-    by_method: dict[str, list[Group]] = {}
+def name_groups(groups: Sequence[SeedGroup]) -> None:
+    """Give each group a name, a color and a dash that differ from the others'."""
+    by_method: dict[str, list[SeedGroup]] = {}
     for group in groups:
         by_method.setdefault(group.first.algorithm, []).append(group)
     for place, (method, variants) in enumerate(by_method.items()):
         differing = [k for k in all_settings(variants) if len(values_of(variants, k)) > 1]
         color, dash = style_of(method, place)
         for number, group in enumerate(variants):
-            said = [
+            settings = [
                 f"{key.replace('_', '-')} {value}"
                 for key in differing
                 if (value := group.first.setting(key)) is not None
             ]
-            group.name = " · ".join([method, *said])
-            if len(by_method) == 1:  # variants of one method: told apart by color
+            group.name = " · ".join([method, *settings])
+            if len(by_method) == 1:  # variants of one method differ in color
                 group.color = (color + number) % len(PALETTE)
             else:
                 group.color = color
@@ -241,19 +270,19 @@ def nearest_in_palette(color: str) -> int:
     return distances.index(min(distances))
 
 
-def all_settings(groups: Sequence[Group]) -> list[str]:
-    """Every setting that some group has."""
+def all_settings(groups: Sequence[SeedGroup]) -> list[str]:
+    """Return every setting that a group has."""
     return list(dict.fromkeys(key for group in groups for key in settings_of(group.first)))
 
 
-def values_of(groups: Sequence[Group], key: str) -> set[str]:
-    """The values that a setting takes among the groups."""
+def values_of(groups: Sequence[SeedGroup], key: str) -> set[str]:
+    """Return the values of a setting in all groups."""
     return {str(group.first.setting(key)) for group in groups}
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Some runs' values of one figure: their mean and their deviation.
+    """The values of one quantity over the runs of a group.
 
     >>> str(Spread((1.0, 2.0, 3.0))), str(Spread((1.0,))), str(Spread((1.0, None)))
     ('2.00 ± 1.00', '1.00', '∞')
@@ -273,7 +302,7 @@ class Spread:
         return [x for x in self.values if x is not None]
 
     def text(self, missing: str = "∞") -> str:
-        """The mean, with the deviation where the runs differ."""
+        """Return the mean, with the standard deviation if the runs differ."""
         if self.mean is None:
             return missing
         places = decimals(self.mean)
@@ -285,7 +314,7 @@ class Spread:
 
 
 def decimals(x: float) -> int:
-    """How many of them to show: two, or four of a number that would have few digits left.
+    """Return the number of decimals to show: two, or four for small numbers.
 
     >>> decimals(0.09), decimals(0.00494)
     (2, 4)
@@ -293,24 +322,24 @@ def decimals(x: float) -> int:
     return 2 if abs(x) >= 0.05 or x == 0 else 4
 
 
-def to_target(group: Group, target: float, value: Callable[[Record], float]) -> Spread:
-    """What each run of a group had used when its accuracy first reached the target."""
+def to_target(group: SeedGroup, target: float, value: Callable[[Record], float]) -> Spread:
+    """Return a quantity of each run in the round that first reached the target."""
     found = [reached(run.history, target) for run in group.runs]
     return Spread(tuple(None if record is None else value(record) for record in found))
 
 
-def likely_target(task: Task) -> float | None:
-    """A target worth comparing at: 95 % of the best accuracy, in whole percent."""
-    best = max((run.summary.get("best_accuracy") or 0 for run in task.runs), default=0)
+def likely_target(comparison: Comparison) -> float | None:
+    """Return 95 % of the best accuracy, in whole percent, as a target to compare at."""
+    best = max((run.summary.get("best_accuracy") or 0 for run in comparison.runs), default=0)
     return int(95 * best) / 100 if best else None
 
 
-def best_first(task: Task, target: float | None) -> Task:
-    """The groups by what they need to reach the target; then by their best accuracy."""
+def ranked(comparison: Comparison, target: float | None) -> Comparison:
+    """Return the groups in order of their MB to the target, then of their best accuracy."""
 
-    def rank(group: Group) -> tuple[float, float]:
-        bits = to_target(group, target, mibit).mean if target else None
+    def rank(group: SeedGroup) -> tuple[float, float]:
+        sent = to_target(group, target, megabytes).mean if target else None
         best = Spread(tuple(run.summary.get("best_accuracy") for run in group.runs)).mean
-        return (math.inf if bits is None else bits), -(best or 0)
+        return (math.inf if sent is None else sent), -(best or 0)
 
-    return Task(task.name, sorted(task.groups, key=rank))
+    return replace(comparison, groups=sorted(comparison.groups, key=rank))

@@ -1,4 +1,4 @@
-"""Accuracy and loss against traffic and rounds: a line a group, a band that spans its seeds."""
+"""Charts of accuracy and loss against traffic and rounds, with a line per group."""
 
 from __future__ import annotations
 
@@ -6,46 +6,46 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedsift.report.charts import HEIGHT, Block, Chart, View, chart, curve
-from fedsift.report.collect import Group, Task
+from fedsift.report.charts import HEIGHT, Chart, FigureBlock, View, chart, curve
+from fedsift.report.collect import Comparison, SeedGroup
 from fedsift.runs.compare import both_ways, megabytes, mibit
 from fedsift.simulation import Record
 
 
-def accuracy_by_traffic(task: Task) -> Block:
-    """Test accuracy against what a client sent."""
+def accuracy_by_traffic(comparison: Comparison) -> FigureBlock:
+    """Return the chart of test accuracy against traffic per client."""
     axes: dict[str, tuple[str, Callable[[Record], float]]] = {
-        "Mibit": ("uplink a client by the paper's formula, Mibit", mibit),
-        "MB up": ("uplink a client, MB", megabytes),
-        "MB up + down": ("uplink and downlink a client, MB", both_ways),
+        "MB up": ("uplink per client, MB", megabytes),
+        "MB up + down": ("uplink and downlink per client, MB", both_ways),
+        "Mibit": ("uplink per client by the paper's formula, Mibit", mibit),
         "time": ("time, s", lambda r: float(r["seconds"])),
     }
-    groups = [g for g in task.groups if any(x is not None for x in g.means(accuracy))]
+    groups = [g for g in comparison.groups if any(x is not None for x in g.means(accuracy))]
     views = [
         View(name, [curves(groups, x, accuracy, title, "test accuracy", percent=True)])
         for name, (title, x) in axes.items()
     ]
     note = "Up and to the left is better: more accuracy for less traffic."
-    return Block("Accuracy against traffic", note, views if groups else [])
+    return FigureBlock("Accuracy against traffic", note, views if groups else [])
 
 
-def by_rounds(task: Task) -> Block:
-    """Accuracy and losses against rounds."""
+def by_rounds(comparison: Comparison) -> FigureBlock:
+    """Return the charts of accuracy and losses against rounds."""
     columns = {"accuracy": "test accuracy", "loss": "test loss", "train_loss": "training loss"}
     views = []
     for key, title in columns.items():
         value = column(key)
-        groups = [g for g in task.groups if any(x is not None for x in g.means(value))]
+        groups = [g for g in comparison.groups if any(x is not None for x in g.means(value))]
         if groups:
             percent = key == "accuracy"
             views.append(View(title, [curves(groups, rounds, value, "round", title, percent)]))
-    several = any(len(group.runs) > 1 for group in task.groups)
-    note = "The mean over the seeds; the band spans their lowest and highest." if several else ""
-    return Block("Progress by round", note, views)
+    several = any(len(group.runs) > 1 for group in comparison.groups)
+    note = "The mean over the seeds; the band spans the minimum and maximum." if several else ""
+    return FigureBlock("Progress by round", note, views)
 
 
 def column(key: str) -> Callable[[Record], float | None]:
-    """A column of the metrics."""
+    """Return a function that gives a column of the metrics."""
     return lambda record: record.get(key)
 
 
@@ -53,22 +53,22 @@ accuracy = column("accuracy")
 
 
 def rounds(record: Record) -> float:
-    """The round."""
+    """Return the round."""
     return float(record["round"])
 
 
 def curves(
-    groups: Sequence[Group],
+    groups: Sequence[SeedGroup],
     x: Callable[[Record], float],
     y: Callable[[Record], float | None],
     x_title: str,
     y_title: str,
     percent: bool = False,
 ) -> Chart:
-    """A line for each group with its name at the end."""
+    """Return a chart with one line per group."""
     traces: list[Chart] = []
-    ends: list[tuple[Group, float, float]] = []
-    for group in reversed(groups):  # the best is drawn last, and so lies on top
+    ends: list[tuple[SeedGroup, float, float]] = []
+    for group in reversed(groups):  # the best is drawn last, on top
         xs, ys = group.means(x), group.means(y)
         known = [(a, b) for a, b in zip(xs, ys, strict=True) if a is not None and b is not None]
         if len(group.runs) > 1:
@@ -92,9 +92,9 @@ def curves(
 
 
 def band(
-    group: Group, xs: Sequence[float | None], y: Callable[[Record], float | None]
+    group: SeedGroup, xs: Sequence[float | None], y: Callable[[Record], float | None]
 ) -> list[Chart]:
-    """The area between the lowest and the highest of a group's runs."""
+    """Return the area between the minimum and maximum of a group's runs."""
     known = [
         (a, [x for x in column if x is not None])
         for a, column in zip(xs, group.columns(y), strict=True)
@@ -109,8 +109,10 @@ def band(
     return [{**side, "legendgroup": group.name} for side in sides]
 
 
-def end_labels(ends: Sequence[tuple[Group, float, float]], low: float, high: float) -> list[Chart]:
-    """The groups' names right of their lines' ends, none over another."""
+def end_labels(
+    ends: Sequence[tuple[SeedGroup, float, float]], low: float, high: float
+) -> list[Chart]:
+    """Return the groups' names as labels to the right of their lines, without overlap."""
     gap = 17 / (HEIGHT - 56) * (high - low)
     placed = apart([y for _, _, y in ends], gap, low, high)
     return [
@@ -130,14 +132,14 @@ def end_labels(ends: Sequence[tuple[Group, float, float]], low: float, high: flo
 
 
 def apart(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Heights moved as little as keeps them a gap apart and in the range, in the same order.
+    """Return the heights, moved as little as possible, at least a gap apart and in the range.
 
     >>> apart([1.0, 1.0, 5.0], 1.0, 0.0, 5.0)
     [0.5, 1.5, 5.0]
     >>> apart([5.0, 5.0], 1.0, 0.0, 5.0)
     [4.0, 5.0]
     """
-    piles: list[tuple[float, list[int]]] = []  # the middle of each pile, and who is in it
+    piles: list[tuple[float, list[int]]] = []  # the center of each pile, and its members
 
     def pile(members: list[int]) -> tuple[float, list[int]]:
         half = gap * (len(members) - 1) / 2
@@ -156,8 +158,8 @@ def apart(heights: Sequence[float], gap: float, low: float, high: float) -> list
     return placed
 
 
-def log_axis(groups: Sequence[Group], x: Callable[[Record], float]) -> dict[str, Any]:
-    """A logarithmic axis with round numbers on it."""
+def log_axis(groups: Sequence[SeedGroup], x: Callable[[Record], float]) -> dict[str, Any]:
+    """Return a logarithmic axis with round tick values."""
     every = [value for group in groups for value in group.means(x) if value]
     decades = range(math.floor(math.log10(min(every))), math.ceil(math.log10(max(every))) + 1)
     ratio = max(every) / min(every)

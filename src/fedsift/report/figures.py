@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
-from fedsift.runs.compare import mibit
+from fedsift.runs.compare import megabytes
 from fedsift.simulation import Record
 
 
@@ -17,19 +17,19 @@ def accuracy_figure(
     title: str,
     target: float | None = None,
 ) -> None:
-    """Accuracy against Mibit sent, and against rounds, side by side; PNG and SVG beside it."""
-    from matplotlib.figure import Figure  # here, as it takes a second
+    """Plot accuracy against the uplink and against rounds, as PNG and SVG."""
+    from matplotlib.figure import Figure  # imported here because it takes a second
 
     figure = Figure(figsize=(10, 4.4), layout="constrained")
-    by_bits, by_rounds = figure.subplots(1, 2, sharey=True)
+    by_traffic, by_rounds = figure.subplots(1, 2, sharey=True)
     styles = cycle(("-", "--", "-.", ":"))
     for (name, history), style in zip(histories.items(), styles, strict=False):
         accuracy = [math.nan if (a := r["accuracy"]) is None else 100 * a for r in history]
-        by_bits.plot([mibit(r) for r in history], accuracy, style, label=name, linewidth=1.6)
+        by_traffic.plot([megabytes(r) for r in history], accuracy, style, label=name, linewidth=1.6)
         by_rounds.plot([r["round"] for r in history], accuracy, style, linewidth=1.6)
-    by_bits.set(xscale="log", xlabel="uplink, Mibit a client", ylabel="test accuracy, %")
+    by_traffic.set(xscale="log", xlabel="uplink per client, MB", ylabel="test accuracy, %")
     by_rounds.set(xlabel="round")
-    for axes in (by_bits, by_rounds):
+    for axes in (by_traffic, by_rounds):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         if target is not None:

@@ -1,11 +1,11 @@
 "use strict";
-// Draws the report's charts in the page's colors, and lets its reader choose views, methods and a target.
+// Draw the report's charts in the page's colors, and let the reader choose views, methods and a target.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const root = document.documentElement;
 const figures = [...document.querySelectorAll("[data-block]")];
-const hidden = new Set(); // methods that the reader has switched off
-const targets = Object.fromEntries(Object.entries(data.tasks).map(([id, task]) => [id, task.target]));
+const hidden = new Set(); // methods that the reader has hidden
+const targets = Object.fromEntries(Object.entries(data.comparisons).map(([id, comparison]) => [id, comparison.target]));
 
 // Colors
 
@@ -36,14 +36,14 @@ function axis(own) {
   };
 }
 
-function layoutOf(chart, place, taskId) {
+function layoutOf(chart, place, id) {
   const { xaxis, yaxis, yaxis2, target, annotations = [], shapes = [], height = 340, ...rest } = chart.layout;
   const narrow = place.clientWidth < 520;
   const kept = annotations.filter((note) => !(note.name === "end" && narrow) && !hidden.has(note.legendgroup));
   const longest = Math.max(0, ...kept.filter((note) => note.name === "end").map((note) => note.text.length));
   const lines = [...shapes];
-  if (target && targets[taskId]) {
-    const y = targets[taskId];
+  if (target && targets[id]) {
+    const y = targets[id];
     lines.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: "--muted", width: 1, dash: "dot" } });
     kept.push({
       xref: "paper", x: 1, y, text: `target ${percent(y)}`, showarrow: false, xanchor: "right", yanchor: "top",
@@ -65,7 +65,7 @@ function layoutOf(chart, place, taskId) {
 function draw(figure) {
   const view = data.blocks[figure.dataset.block][figure.dataset.view || 0];
   const holder = figure.querySelector(".charts");
-  const taskId = figure.closest(".task").id;
+  const id = figure.closest(".comparison-section").id;
   while (holder.children.length > view.charts.length) Plotly.purge(holder.lastChild), holder.lastChild.remove();
   while (holder.children.length < view.charts.length) {
     const place = holder.appendChild(document.createElement("div"));
@@ -82,11 +82,11 @@ function draw(figure) {
   view.charts.forEach((chart, n) => {
     const place = holder.children[n];
     const traces = chart.data.filter((trace) => !hidden.has(trace.legendgroup));
-    const options = { displayModeBar: false } // drag to zoom, double-click to see all;
+    const options = { displayModeBar: false }; // drag to zoom, double-click to reset
     const bars = traces.map((trace) => (trace.colorbar
       ? { ...trace, colorbar: { thickness: 10, outlinewidth: 0, tickfont: { color: "--muted", size: 11 }, ...trace.colorbar } }
       : trace));
-    Plotly.react(place, painted(bars), layoutOf(chart, place, taskId), options);
+    Plotly.react(place, painted(bars), layoutOf(chart, place, id), options);
   });
 }
 
@@ -95,11 +95,12 @@ const drawAll = () => figures.forEach(draw);
 // The table at another target
 
 const decimals = (x) => (Math.abs(x) >= 0.05 || x === 0 ? 2 : 4);
+const times = (x) => `${x.toFixed(x >= 100 ? 0 : 1)}×`;
 const percent = (x) => `${Number((100 * x).toFixed(2))} %`;
 const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
 const deviation = (values) => Math.sqrt(values.reduce((sum, x) => sum + (x - mean(values)) ** 2, 0) / (values.length - 1));
 
-function inWords(values, missing) {
+function formatted(values, missing) {
   if (!values.length || values.includes(null)) return { text: missing, sort: 1e300 };
   const places = decimals(mean(values));
   const spread = new Set(values).size > 1 ? ` ± ${deviation(values).toFixed(places)}` : "";
@@ -109,21 +110,24 @@ function inWords(values, missing) {
 function toTarget(group, target) {
   const at = group.runs.map((run) => run.accuracy.findIndex((x) => x !== null && x >= target));
   const of = (value) => group.runs.map((run, n) => (at[n] < 0 ? null : value(run, at[n])));
-  const mibit = inWords(of((run, n) => run.mibit[n]), "∞");
-  const rounds = inWords(of((run, n) => n + 1), "–");
+  const megabytes = formatted(of((run, n) => run.megabytes[n]), "∞");
+  const ratios = of((run, n) => (run.dense && run.megabytes[n] ? (run.dense * (n + 1)) / run.megabytes[n] : null));
+  const dense = ratios.includes(null) ? { text: "", sort: 1e300 } : { text: times(mean(ratios)), sort: mean(ratios) };
+  const mibit = formatted(of((run, n) => run.mibit[n]), "–");
+  const rounds = formatted(of((run, n) => n + 1), "–");
   if (!rounds.spread) rounds.text = rounds.text.replace(/\.00$/, "");
   const found = at.filter((n) => n >= 0).length;
-  if (found && found < at.length) mibit.note = `${found} of ${at.length} seeds reach it`;
-  return [mibit, { text: "", sort: 1e300 }, inWords(of((run, n) => run.megabytes[n]), "–"), rounds];
+  if (found && found < at.length) megabytes.note = `${found} of ${at.length} seeds reach it`;
+  return [megabytes, dense, rounds, mibit, { text: "", sort: 1e300 }];
 }
 
-function fillIn(task) {
-  const table = task.querySelector(".comparison");
-  const found = new Map(data.tasks[task.id].groups.map((group) => [group.name, toTarget(group, targets[task.id])]));
-  const best = Math.min(...[...found.values()].map(([mibit]) => mibit.sort));
+function fillIn(section) {
+  const table = section.querySelector(".comparison");
+  const found = new Map(data.comparisons[section.id].groups.map((group) => [group.name, toTarget(group, targets[section.id])]));
+  const best = Math.min(...[...found.values()].map((cells) => cells[3].sort));
   for (const row of table.tBodies[0].rows) {
     const cells = found.get(row.dataset.group);
-    if (cells[0].sort < 1e300) cells[1] = { text: `${(cells[0].sort / best).toFixed(2)}×`, sort: cells[0].sort / best };
+    if (cells[3].sort < 1e300) cells[4] = { text: `${(cells[3].sort / best).toFixed(2)}×`, sort: cells[3].sort / best };
     const places = row.querySelectorAll(".to-target");
     cells.forEach(({ text, spread, sort, note }, n) => {
       const cell = places[n];
@@ -135,15 +139,15 @@ function fillIn(task) {
   }
 }
 
-// What the reader does
+// Controls
 
 for (const input of document.querySelectorAll("input.target")) {
   input.addEventListener("input", () => {
-    const task = input.closest(".task"), value = Number(input.value) / 100;
+    const section = input.closest(".comparison-section"), value = Number(input.value) / 100;
     if (!(value > 0 && value <= 1)) return;
-    targets[task.id] = value;
-    fillIn(task);
-    task.querySelectorAll("[data-block]").forEach(draw);
+    targets[section.id] = value;
+    fillIn(section);
+    section.querySelectorAll("[data-block]").forEach(draw);
   });
 }
 
@@ -180,7 +184,7 @@ for (const choice of document.querySelectorAll(".views")) {
   });
 }
 
-// Light, dark, paper, and the window's width
+// Dark mode, printing and resizing
 
 function onPaper(is) {
   root.classList.toggle("on-paper", is);

@@ -1,12 +1,12 @@
-"""What was uploaded, and from which data: bytes by part, masks, magnitudes, labels."""
+"""Charts of the uploads and the clients' data: bytes by part, masks, magnitudes, labels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedsift.report.charts import Block, Chart, View, chart, curve
-from fedsift.report.collect import Group, Shown, Task
+from fedsift.report.charts import Chart, FigureBlock, View, chart, curve
+from fedsift.report.collect import Comparison, ReportedRun, SeedGroup
 
 PARTS = {
     "w": ("ΔW", "--w"),
@@ -15,14 +15,14 @@ PARTS = {
     "mask": ("mask", "--mask"),
     "header": ("header", "--header"),
 }
-"""What a message's bytes are for: name and color."""
+"""Parts of a message: name and color."""
 
 
-def bytes_by_part(task: Task) -> Block:
-    """Bytes of a mean upload by what they are for, in kB and as a share."""
-    sizes = {g.name: s for g in task.groups if (s := mean_upload(g.runs))}
+def bytes_by_part(comparison: Comparison) -> FigureBlock:
+    """Return the chart of a mean upload's bytes by part, in kB and as a share."""
+    sizes = {g.name: s for g in comparison.groups if (s := mean_upload(g.runs))}
     names = list(sizes)[::-1]
-    found = []
+    charts = []
     for share in (False, True):
         traces = []
         for part, (title, color) in PARTS.items():
@@ -31,21 +31,23 @@ def bytes_by_part(task: Task) -> Block:
             values = [100 * x / y if share else x / 1e3 for x, y in zip(shown, whole, strict=True)]
             if any(shown):
                 traces.append(bar(names, values, title, color, share))
-        unit = "share of an upload, %" if share else "kB an upload"
+        unit = "share of an upload, %" if share else "kB per upload"
         totals = [] if share else [total_label(n, sum(s.values()) / 1e3) for n, s in sizes.items()]
         most = 1.15 * max((sum(s.values()) / 1e3 for s in sizes.values()), default=1)
         x = {"title": unit, "range": [0, 100 if share else most]}
-        found.append(
+        charts.append(
             chart(traces, x, {"showgrid": False, "ticks": "outside", "ticklen": 4}, barmode="stack",
                   annotations=totals, height=70 + 34 * len(names))
         )  # fmt: skip
-    note = "A client's mean upload over all rounds. The shared mask is paid for once."
-    sent = [pair for part, pair in PARTS.items() if any(s.get(part) for s in sizes.values())]
-    return Block("Where the bytes go", note, [View("", found, sent)] if sizes else [], wide=True)
+    note = "The mean upload of a client over all rounds. A shared mask is sent only once."
+    legend = [pair for part, pair in PARTS.items() if any(s.get(part) for s in sizes.values())]
+    return FigureBlock(
+        "Where the bytes go", note, [View("", charts, legend)] if sizes else [], wide=True
+    )
 
 
-def mean_upload(runs: Sequence[Shown]) -> dict[str, float]:
-    """Bytes of a mean upload, by part."""
+def mean_upload(runs: Sequence[ReportedRun]) -> dict[str, float]:
+    """Return the bytes of a mean upload, by part."""
     lines = [line for run in runs for line in run.uploads]
     uploads = sum(line.get("uploads", 0) for line in lines)
     if not uploads:
@@ -54,7 +56,7 @@ def mean_upload(runs: Sequence[Shown]) -> dict[str, float]:
 
 
 def bar(names: list[str], values: list[float], title: str, color: str, share: bool) -> Chart:
-    """One part's bars."""
+    """Return the bars of one part."""
     unit = "%" if share else "kB"
     return {
         "type": "bar",
@@ -68,7 +70,7 @@ def bar(names: list[str], values: list[float], title: str, color: str, share: bo
 
 
 def total_label(name: str, kilobytes: float) -> Chart:
-    """A bar's length in figures."""
+    """Return the label of a bar with its total."""
     return {
         "x": kilobytes,
         "y": name,
@@ -78,46 +80,48 @@ def total_label(name: str, kilobytes: float) -> Chart:
     }
 
 
-def overlap(task: Task) -> Block:
-    """How alike two clients' masks are, and how much they cover together."""
+def overlap(comparison: Comparison) -> FigureBlock:
+    """Return the charts of the overlap of two clients' masks, and of their union."""
     alike, cover, chances = [], [], set()
-    for group in reversed(task.groups):
+    for group in reversed(comparison.groups):
         lines = [line for line in group.first.uploads if line.get("masks")]
         for roles in dict.fromkeys(roles for line in lines for roles in line["masks"]):
             known = [(line["round"], line["masks"].get(roles)) for line in lines]
             xs = [n for n, mask in known if mask]
             masks = [mask for _, mask in known if mask]
-            said = f"{'mask' if len(roles) > 1 else 'mask of Δ' + roles.upper()}: %{{y:.2%}}"
+            hover = f"{'mask' if len(roles) > 1 else 'mask of Δ' + roles.upper()}: %{{y:.2%}}"
             dash = {} if len(roles) > 1 else {"line": role_line(group, roles)}
-            alike.append(curve(group, xs, [m["overlap"] for m in masks], said, **dash))
-            cover.append(curve(group, xs, [m["union"] for m in masks], said, **dash))
+            alike.append(curve(group, xs, [m["overlap"] for m in masks], hover, **dash))
+            cover.append(curve(group, xs, [m["union"] for m in masks], hover, **dash))
             d = group.first.summary.get("parameters")
             chances |= {round(m["kept"] / d, 4) for m in masks[:1] if d}
     if not alike:
-        return Block("", "")
+        return FigureBlock("", "")
     y = {"title": "overlap of two clients' masks", "tickformat": ".0%", "rangemode": "tozero"}
-    together = {**y, "title": "coordinates that any client sends"}
+    union = {**y, "title": "coordinates that at least one client sends"}
     charts = [
         chart(alike, {"title": "round"}, y, **levels(chances, "by chance")),
-        chart(cover, {"title": "round"}, together, **levels(chances, "one client")),
+        chart(cover, {"title": "round"}, union, **levels(chances, "one client")),
     ]
     note = (
-        "Left: the share of its coordinates that a client has in common with another, mean over "
-        "all pairs. Right: what all clients together touch, which is what comes back down."
+        "Left: the share of a client's coordinates that another client also sends, mean over all "
+        "pairs. Right: the union of all clients' coordinates, which the server sends back."
     )
     if any("of Δ" in trace["hovertemplate"] for trace in alike):
-        note += " A method with a mask for each of ΔW, ΔM and ΔV: solid, dashed, dotted."
-    return Block("Do clients choose the same coordinates?", note, [View("", charts)], wide=True)
+        note += " Methods with separate masks for ΔW, ΔM and ΔV: solid, dashed, dotted."
+    return FigureBlock(
+        "Do clients choose the same coordinates?", note, [View("", charts)], wide=True
+    )
 
 
-def role_line(group: Group, role: str) -> dict[str, Any]:
-    """The line of one of three masks."""
+def role_line(group: SeedGroup, role: str) -> dict[str, Any]:
+    """Return the line style of one of three masks."""
     dash = {"w": "solid", "m": "dash", "v": "dot"}[role]
     return {"color": f"--c{group.color}", "dash": dash, "width": 2}
 
 
 def level(y: float, text: str) -> tuple[Chart, Chart]:
-    """A thin line across the chart, and its name."""
+    """Return a thin horizontal line, and its label."""
     shape = {
         "type": "line",
         "xref": "paper",
@@ -141,27 +145,31 @@ def level(y: float, text: str) -> tuple[Chart, Chart]:
 
 
 def levels(heights: Iterable[float], what: str) -> dict[str, Any]:
-    """Lines across a chart as parts of its layout."""
+    """Return horizontal lines as parts of a chart's layout."""
     made = [level(y, f"{what} {y:.2%}") for y in sorted(heights)]
     return {"shapes": [shape for shape, _ in made], "annotations": [label for _, label in made]}
 
 
-def pairs(task: Task) -> Block:
-    """The overlap of each pair of clients, as a square."""
+def pairs(comparison: Comparison) -> FigureBlock:
+    """Return the charts of the overlap of each pair of clients."""
     views = []
-    for group in task.groups:
+    for group in comparison.groups:
         lines = [line for line in group.first.uploads if any(line.get("shared", {}).values())]
-        for line in lines if len(task.groups) == 1 else lines[-1:]:
+        for line in lines if len(comparison.groups) == 1 else lines[-1:]:
             name = f"round {line['round']}"
             views.append(
-                View(name if len(task.groups) == 1 else f"{group.name}, {name}", [square(line)])
+                View(
+                    name if len(comparison.groups) == 1 else f"{group.name}, {name}", [square(line)]
+                )
             )
-    note = "The share of a client's coordinates that another one sends, too; at most 20 clients."
-    return Block("Which clients are alike?", note, views[::-1] if len(task.groups) == 1 else views)
+    note = "The share of a client's coordinates that another client also sends; at most 20 clients."
+    return FigureBlock(
+        "Which clients are similar?", note, views[::-1] if len(comparison.groups) == 1 else views
+    )
 
 
 def square(line: Mapping[str, Any]) -> Chart:
-    """One round's pairs."""
+    """Return the chart of one round's pairs."""
     roles = next(r for r in line["shared"])
     shared, clients = line["shared"][roles], [str(n) for n in line["clients"]]
     share = [
@@ -182,10 +190,10 @@ def square(line: Mapping[str, Any]) -> Chart:
     return chart([trace], axis, {**axis, "autorange": "reversed"})
 
 
-def magnitudes(task: Task) -> Block:
-    """The densities of log₁₀ |ΔW|, |ΔM| and |ΔV| in some rounds."""
+def magnitudes(comparison: Comparison) -> FigureBlock:
+    """Return the charts of the densities of log₁₀ |ΔW|, |ΔM| and |ΔV| in some rounds."""
     views = []
-    for group in task.groups:
+    for group in comparison.groups:
         lines = [line for line in group.first.uploads if any(line.get("magnitudes", {}).values())]
         if lines:
             charts = [density(lines, role) for role in ("w", "m", "v")]
@@ -193,14 +201,14 @@ def magnitudes(task: Task) -> Block:
             drawn = [chart for chart in charts if chart["data"]]
             views.append(View(group.name, drawn, list(shades.items())))
     note = (
-        "The values that clients sent, all of a round together, in rounds 1, 2, 5, 10 and so on. "
-        "A curve's area is the share of values that are not zero."
+        "The values that all clients sent in rounds 1, 2, 5, 10 and so on. The area under a curve "
+        "is the share of values that are not zero."
     )
-    return Block("How large are the updates?", note, views, wide=True)
+    return FigureBlock("How large are the updates?", note, views, wide=True)
 
 
 def density(lines: Sequence[Mapping[str, Any]], role: str) -> Chart:
-    """One role's density, a line a round."""
+    """Return the chart of one role's density, with one line per round."""
     known = [(line["round"], line["magnitudes"].get(role)) for line in lines]
     known = [(n, found) for n, found in known if found and any(found["counts"])]
     traces = []
@@ -219,12 +227,12 @@ def density(lines: Sequence[Mapping[str, Any]], role: str) -> Chart:
             }
         )
     name = PARTS[role][0]
-    y = {"title": "density, a decade", "rangemode": "tozero"}
+    y = {"title": "density per decade", "rangemode": "tozero"}
     return chart(traces, {"title": f"log₁₀ |{name}|"}, y, height=300)
 
 
 def shade_of(n: int, lines: Sequence[Mapping[str, Any]]) -> str:
-    """A round's color: one of seven shades, the strongest for the last of the rounds.
+    """Return a round's color: one of seven shades, the darkest for the last round.
 
     >>> [shade_of(n, [{"round": 1}, {"round": 2}, {"round": 5}]) for n in (1, 2, 5)]
     ['--s0', '--s3', '--s6']
@@ -233,17 +241,24 @@ def shade_of(n: int, lines: Sequence[Mapping[str, Any]]) -> str:
     return f"--s{round(6 * rounds.index(n) / (len(rounds) - 1)) if len(rounds) > 1 else 6}"
 
 
-def labels(task: Task) -> Block:
-    """How many samples of each class each client has."""
-    by_seed = {run.setting("seed"): run.labels for run in reversed(task.runs) if run.labels}
-    seeds = sorted(by_seed, key=str)
-    views = [View(f"seed {seed}", [data_chart(by_seed[seed])]) for seed in seeds]
-    note = "Samples of each class on each client, and all of a client's on top."
-    return Block("Who has which data?", note, views)
+def labels(comparison: Comparison) -> FigureBlock:
+    """Return the charts of the number of samples of each class on each client."""
+    splits: dict[tuple[str, int], Sequence[Sequence[int]]] = {}
+    for run in comparison.runs:
+        if run.labels:
+            splits.setdefault((f"seed {run.setting('seed')}", len(run.labels)), run.labels)
+    has_sizes = len({clients for _, clients in splits}) > 1
+    views = [
+        View(f"{seed}, {clients} clients" if has_sizes else seed, [data_chart(splits[key])])
+        for key in sorted(splits)
+        for seed, clients in [key]
+    ]
+    note = "Samples of each class on each client; the bars above are each client's total."
+    return FigureBlock("How is the data distributed?", note, views)
 
 
 def data_chart(counts: Sequence[Sequence[int]]) -> Chart:
-    """Samples by class and client, below the clients' totals."""
+    """Return the chart of samples by class and client, below the clients' totals."""
     clients = list(range(len(counts)))
     classes = list(range(len(counts[0])))
     cells = {

@@ -1,4 +1,4 @@
-"""The report's tables: text cells, and beside each what it is sorted by."""
+"""The report's tables: the text of each cell, and the value that it is sorted by."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsift.report.collect import Group, Shown, Spread, Task, all_settings, to_target, values_of
-from fedsift.runs.compare import MIBIT, megabytes, mibit
+from fedsift.report.collect import (
+    Comparison,
+    ReportedRun,
+    SeedGroup,
+    Spread,
+    all_settings,
+    to_target,
+    values_of,
+)
+from fedsift.runs.compare import MIBIT, megabytes, mibit, reached
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell shows, by what it is sorted, and a word on it."""
+    """The text of a cell, its sort key, and an optional note below the text."""
 
     text: str
     sort: float | str = ""
@@ -20,55 +28,103 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A group's line in the comparison."""
+class ComparisonRow:
+    """A group's row in the comparison."""
 
-    group: Group
+    group: SeedGroup
     to_target: Sequence[Cell]
     results: Sequence[Cell]
 
 
-TO_TARGET = ("Mibit", "ratio", "MB sent", "rounds")
+TO_TARGET = ("MB up", "vs dense", "rounds", "Mibit", "ratio")
 """Columns that depend on the target."""
-OVERALL: dict[str, tuple[str, Callable[[float], float]]] = {
-    "best_accuracy": ("best, %", lambda x: 100 * x),
-    "final_accuracy": ("final, %", lambda x: 100 * x),
-    "uplink_bits_paper": ("Mibit in all", lambda x: x / MIBIT),
-    "uplink_bytes": ("MB up", lambda x: x / 1e6),
-    "downlink_bytes": ("MB down", lambda x: x / 1e6),
-    "seconds_per_round": ("s a round", lambda x: x),
+
+
+def scaled(key: str, unit: float) -> Callable[[ReportedRun], float | None]:
+    """Return a function that gives a value of a run's summary in a unit."""
+
+    def value(run: ReportedRun) -> float | None:
+        x = run.summary.get(key)
+        return None if x is None else float(x / unit)
+
+    return value
+
+
+def percent_of(key: str) -> Callable[[ReportedRun], float | None]:
+    """Return a function that gives a value of a run's summary in percent."""
+
+    def value(run: ReportedRun) -> float | None:
+        x = run.summary.get(key)
+        return None if x is None else float(100 * x)
+
+    return value
+
+
+def fewer_than_dense(run: ReportedRun) -> float | None:
+    """Return how many times fewer bytes a run sent than dense FedAdam in as many rounds."""
+    dense, sent = run.dense_bytes(len(run.history)), run.summary.get("uplink_bytes")
+    return dense / sent if dense and sent else None
+
+
+OVERALL: dict[str, Callable[[ReportedRun], float | None]] = {
+    "best, %": percent_of("best_accuracy"),
+    "final, %": percent_of("final_accuracy"),
+    "total MB up": scaled("uplink_bytes", 1e6),
+    "total MB down": scaled("downlink_bytes", 1e6),
+    "total Mibit": scaled("uplink_bits_paper", MIBIT),
+    "s/round": scaled("seconds_per_round", 1),
 }
-"""A summary's results: the column's heading, and its unit."""
+"""Results of a whole run: the heading of the column, and its value."""
 
 
-def comparison(task: Task, target: float | None) -> list[Row]:
-    """The paper's Table 1: what each group needs to reach the target, and what it ends with."""
-    spent = [to_target(g, target, mibit) if target else Spread(()) for g in task.groups]
-    best = min((s.mean for s in spent if s.mean is not None), default=None)
+def comparison_rows(comparison: Comparison, target: float | None) -> list[ComparisonRow]:
+    """Return what each group needs to reach the target, and its results, as in Table 1."""
+    spent = [to_target(g, target, mibit) if target else Spread(()) for g in comparison.groups]
+    fewest = min((s.mean for s in spent if s.mean is not None), default=None)
     rows = []
-    for group, bits in zip(task.groups, spent, strict=True):
-        cells = target_cells(group, target, bits, best) if target else []
-        rows.append(Row(group, cells, [result(group, key) for key in OVERALL]))
+    for group, bits in zip(comparison.groups, spent, strict=True):
+        cells = target_cells(group, target, bits, fewest) if target else []
+        rows.append(ComparisonRow(group, cells, [result(group, name) for name in OVERALL]))
     return rows
 
 
-def target_cells(group: Group, target: float, bits: Spread, best: float | None) -> list[Cell]:
-    """What one group needs to reach the target."""
-    found = len(bits.known)
-    note = "" if found in (0, len(bits.values)) else f"{found} of {len(bits.values)} seeds reach it"
-    ratio = bits.mean / best if bits.mean is not None and best else None
+def target_cells(group: SeedGroup, target: float, bits: Spread, fewest: float | None) -> list[Cell]:
+    """Return what a group needs to reach the target, in the order of ``TO_TARGET``."""
+    count, seeds = len(bits.known), len(bits.values)
+    note = "" if count in (0, seeds) else f"{count} of {seeds} seeds reach it"
+    ratio = bits.mean / fewest if bits.mean is not None and fewest else None
     sent = to_target(group, target, megabytes)
+    dense = Spread(tuple(fewer_than_dense_to(run, target) for run in group.runs)).mean
     rounds = to_target(group, target, lambda r: float(r["round"]))
     return [
-        Cell(bits.text(), order_of(bits.mean), note),
-        Cell("" if ratio is None else f"{ratio:.2f}×", order_of(ratio)),
-        Cell(sent.text(missing="–"), order_of(sent.mean)),
-        Cell(whole(rounds.text(missing="–")), order_of(rounds.mean)),
+        Cell(sent.text(), sort_key(sent.mean), note),
+        Cell(times(dense), sort_key(dense)),
+        Cell(whole(rounds.text(missing="–")), sort_key(rounds.mean)),
+        Cell(bits.text(missing="–"), sort_key(bits.mean)),
+        Cell("" if ratio is None else f"{ratio:.2f}×", sort_key(ratio)),
     ]
 
 
+def fewer_than_dense_to(run: ReportedRun, target: float) -> float | None:
+    """Return how many times fewer bytes than dense FedAdam a run sent up to the target."""
+    record = reached(run.history, target)
+    dense = None if record is None else run.dense_bytes(record["round"])
+    if record is None or dense is None or not record["uplink_bytes"]:
+        return None
+    return dense / float(record["uplink_bytes"])
+
+
+def times(ratio: float | None) -> str:
+    """Format a ratio with at most one decimal.
+
+    >>> times(12.6316), times(4.0), times(123.4), times(None)
+    ('12.6×', '4.0×', '123×', '')
+    """
+    return "" if ratio is None else f"{ratio:.{0 if ratio >= 100 else 1}f}×"
+
+
 def whole(text: str) -> str:
-    """A number without its decimals where they say nothing.
+    """Drop decimals that are zero.
 
     >>> whole("3.00"), whole("3.00 ± 1.00")
     ('3', '3.00 ± 1.00')
@@ -76,54 +132,54 @@ def whole(text: str) -> str:
     return text if "±" in text else text.removesuffix(".00")
 
 
-def result(group: Group, key: str) -> Cell:
-    """One of a group's results."""
-    unit = OVERALL[key][1]
-    values = [run.summary.get(key) for run in group.runs]
-    spread = Spread(tuple(None if x is None else unit(x) for x in values))
-    return Cell(spread.text(missing="–"), order_of(spread.mean))
+def result(group: SeedGroup, name: str) -> Cell:
+    """Return one of a group's results."""
+    spread = Spread(tuple(OVERALL[name](run) for run in group.runs))
+    return Cell(spread.text(missing="–"), sort_key(spread.mean))
 
 
-def order_of(x: float | None) -> float:
-    """What a number is sorted by: what is missing comes last."""
+def sort_key(x: float | None) -> float:
+    """Return what a number is sorted by; a missing one comes last."""
     return 1e300 if x is None else x
 
 
-def tiles(task: Task) -> list[tuple[str, str]]:
-    """A single group's results in large figures."""
-    (group,) = task.groups
-    units = {"best_accuracy": "%", "final_accuracy": "%"}
+def tiles(comparison: Comparison) -> list[tuple[str, str]]:
+    """Return the results of a single group, to show in large type."""
+    (group,) = comparison.groups
+    dense = Spread(tuple(fewer_than_dense(run) for run in group.runs)).mean
     names = {
-        "final_accuracy": "final accuracy",
-        "best_accuracy": "best accuracy",
-        "uplink_bytes": "MB sent by a client",
-        "uplink_bits_paper": "Mibit by the paper's formula",
-        "downlink_bytes": "MB received by a client",
-        "seconds_per_round": "seconds a round",
+        "final, %": "final accuracy, %",
+        "best, %": "best accuracy, %",
+        "total MB up": "MB sent per client",
+        "total MB down": "MB received per client",
+        "total Mibit": "Mibit by the paper's formula",
+        "s/round": "seconds per round",
     }
-    return [(f"{result(group, key).text} {units.get(key, '')}".strip(), name)
-            for key, name in names.items()]  # fmt: skip
+    found = [(result(group, key).text, name) for key, name in names.items()]
+    return [*found[:3], (times(dense) or "–", "fewer than dense FedAdam"), *found[3:]]
 
 
-def configuration(task: Task) -> tuple[list[tuple[str, str]], list[list[str]]]:
-    """Settings that are the same for all groups, and a table of those that differ."""
-    keys = [k for k in all_settings(task.groups) if k not in ("algorithm", "dataset", "model")]
+def configuration(comparison: Comparison) -> tuple[list[tuple[str, str]], list[list[str]]]:
+    """Return the settings that all groups share, and a table of the others."""
+    keys = [
+        k for k in all_settings(comparison.groups) if k not in ("algorithm", "dataset", "model")
+    ]
     same, differing = [], []
     for key in keys:
-        values = [str_of(group.first.setting(key)) for group in task.groups]
+        values = [str_of(group.first.setting(key)) for group in comparison.groups]
         name = key.replace("_", "-")
-        if len(values_of(task.groups, key)) > 1:
+        if len(values_of(comparison.groups, key)) > 1:
             differing.append([name, *values])
         elif values[0]:
             same.append((name, values[0]))
-    if len(task.runs) == 1:
-        (run,) = task.runs
+    if len(comparison.runs) == 1:
+        (run,) = comparison.runs
         same += [("seed", str_of(run.setting("seed"))), ("folder", run.folder)]
     return same, differing
 
 
-def environments(runs: Sequence[Shown]) -> list[tuple[str, str]]:
-    """Where the runs were made, each value once."""
+def environments(runs: Sequence[ReportedRun]) -> list[tuple[str, str]]:
+    """Return the distinct values of each field of the runs' environments."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         for key, value in (run.summary.get("environment") or {}).items():
@@ -131,18 +187,18 @@ def environments(runs: Sequence[Shown]) -> list[tuple[str, str]]:
     return [(key, ", ".join(values)) for key, values in found.items()]
 
 
-def every_run(task: Task) -> list[tuple[Group, list[Cell]]]:
-    """A line a run: its seed, results and folder."""
+def every_run(comparison: Comparison) -> list[tuple[SeedGroup, list[Cell]]]:
+    """Return a row per run: its seed, results and folder."""
     lines = []
-    for group in task.groups:
+    for group in comparison.groups:
         for run in group.runs:
-            alone = Group([run])
+            alone = SeedGroup([run])
             seed, rounds = run.setting("seed"), len(run.history)
             stopped = run.summary.get("stopped_after") and f" of {run.setting('rounds')}"
             cells = [
                 Cell(str_of(seed), seed if isinstance(seed, int) else 0),
                 Cell(f"{rounds}{stopped or ''}", rounds),
-                *(result(alone, key) for key in OVERALL),
+                *(result(alone, name) for name in OVERALL),
                 Cell(run.folder, run.folder),
             ]
             lines.append((group, cells))
@@ -150,7 +206,7 @@ def every_run(task: Task) -> list[tuple[Group, list[Cell]]]:
 
 
 def str_of(value: Any) -> str:
-    """A setting as it is written.
+    """Format a setting.
 
     >>> str_of(None), str_of(0.001), str_of(1e-06), str_of(True)
     ('', '0.001', '1e-06', 'yes')
@@ -163,7 +219,7 @@ def str_of(value: Any) -> str:
 
 
 def number_of(n: Any, thing: str) -> str:
-    """Some things, in words.
+    """Format a count with its noun.
 
     >>> number_of(1, "round"), number_of(1000, "client"), number_of("1", "seed")
     ('1 round', '1,000 clients', '1 seed')

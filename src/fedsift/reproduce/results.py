@@ -1,4 +1,4 @@
-"""From run folders to results: what each line of a table or figure came to, as CSV and JSON."""
+"""Read run folders, and summarize each line of a table or figure as CSV and JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedsift.reproduce.pins import Pin, Planned, Wanted, plan, read
-from fedsift.reproduce.runner import DIVERGED, require_same
+from fedsift.reproduce.experiments import Experiment, read_pinned
+from fedsift.reproduce.plan import PlannedRun, Selection, plan
+from fedsift.reproduce.runner import DIVERGED, require_same_settings
 from fedsift.reproduce.updates import UPDATES
 from fedsift.runs.compare import Row, megabytes, mibit, row_of
 from fedsift.runs.disk import replace_file
@@ -21,14 +22,14 @@ from fedsift.runs.folder import RunFolder, column
 from fedsift.simulation import Record
 
 POINTS = 150
-"""Rounds of a curve that are kept in its CSV: a longer one is thinned out."""
+"""Maximum number of points of a curve; longer runs are thinned out."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that is there, whole or in part."""
+    """What was recorded of a planned run, which may be unfinished."""
 
-    run: Planned
+    run: PlannedRun
     history: Sequence[Record]
     environment: Mapping[str, str]
     diverged: bool
@@ -36,27 +37,29 @@ class Outcome:
 
     @property
     def row(self) -> Row:
-        """Its row of Table 1."""
+        """The run's row of Table 1."""
         return row_of(self.run.label, self.history, self.run.target)
 
 
-def lines_of(pin: Pin, wanted: Wanted, out: Path) -> list[list[Outcome]]:
-    """Every line of a table or figure that has runs, each with its seeds."""
+def read_lines(experiment: Experiment, selection: Selection, out: Path) -> list[list[Outcome]]:
+    """Return every line of an experiment that has runs in ``out``, each as a list of seeds."""
     names = (path.name.removeprefix("seed-") for path in out.glob("*/*/*/seed-*"))
     seeds = [int(name) for name in names if name.isdecimal()]
-    everything = Wanted(seeds=max(seeds, default=0) + 1, rounds=wanted.rounds, quick=wanted.quick)
-    found: dict[Path, list[Outcome]] = {}
-    for run in plan(pin, everything):
-        outcome = outcome_of(run, out)
+    every_run = Selection(
+        seeds=max(seeds, default=0) + 1, rounds=selection.rounds, quick=selection.quick
+    )
+    lines: dict[Path, list[Outcome]] = {}
+    for run in plan(experiment, every_run):
+        outcome = read_outcome(run, out)
         if column(outcome.history, "accuracy"):
-            found.setdefault(run.path.parent, []).append(outcome)
-    return list(found.values())
+            lines.setdefault(run.path.parent, []).append(outcome)
+    return list(lines.values())
 
 
-def outcome_of(run: Planned, out: Path) -> Outcome:
-    """What a run's folder holds of the planned rounds."""
+def read_outcome(run: PlannedRun, out: Path) -> Outcome:
+    """Read a run's folder, up to the planned number of rounds."""
     folder = RunFolder(out / run.path)
-    require_same(run, folder)
+    require_same_settings(run, folder)
     summary = folder.summary()
     history = folder.history()[: run.config.rounds]
     diverged = len(history) < run.config.rounds and (folder.path / DIVERGED).exists()
@@ -65,41 +68,42 @@ def outcome_of(run: Planned, out: Path) -> Outcome:
 
 
 def table_csv(lines: Iterable[Sequence[Outcome]]) -> str:
-    """Every run of every line: what it took to reach the target, and where it was made."""
+    """Return a CSV of all runs: the traffic to the target, and the environment of the run."""
     text = StringIO()
     names = [name for name in Row.__dataclass_fields__ if name not in ("algorithm", "ratio")]
-    made = ("device", "precision", "commit")
-    head = ["task", "setting", "method", "seed", *names, "rounds", "diverged", *made]
+    places = ("device", "precision", "commit")
+    head = ["task", "setting", "method", "seed", *names, "rounds", "diverged", *places]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
-    for outcome in (each for line in lines for each in line):
+    for outcome in (outcome for line in lines for outcome in line):
         run, row = outcome.run, vars(outcome.row)
-        about = [outcome.environment.get(key) for key in made]
+        about = [outcome.environment.get(key) for key in places]
         cells = [run.task, run.setting, run.label, run.config.seed, *(row[name] for name in names)]
         cells += [len(outcome.history), outcome.diverged, *about]
         writer.writerow("" if cell is None else cell for cell in cells)
     return text.getvalue()
 
 
-def summaries(lines: Sequence[Sequence[Outcome]]) -> list[dict[str, Any]]:
-    """Each line in one object, with the paper's own figure beside it."""
-    found = [summary_of(line) for line in lines]
-    ours = {(s["task"], s["setting"]): s["mibit"] for s in found if s["method"] == "fedadam-ssm"}
-    for each in found:
-        best = ours.get((each["task"], each["setting"]))
-        each["ratio"] = each["mibit"] / best if each["mibit"] and best else None
+def summarize_lines(lines: Sequence[Sequence[Outcome]]) -> list[dict[str, Any]]:
+    """Return one object per line, with the ratio to FedAdam-SSM and the paper's numbers."""
+    found = [summarize_line(line) for line in lines]
+    ssm = {(s["task"], s["setting"]): s["mibit"] for s in found if s["method"] == "fedadam-ssm"}
+    for summary in found:
+        reference = ssm.get((summary["task"], summary["setting"]))
+        mibit = summary["mibit"]
+        summary["ratio"] = mibit / reference if mibit and reference else None
     return found
 
 
-def summary_of(line: Sequence[Outcome]) -> dict[str, Any]:
-    """A line's seeds as one: means, and the range of the traffic to the target.
+def summarize_line(line: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the means over a line's seeds, and the range of the traffic to the target.
 
     ``mibit`` is None unless every seed reached the target.
     """
     run, rows = line[0].run, [outcome.row for outcome in line]
     mibit = [row.mibit for row in rows if row.mibit is not None]
     reached = len(mibit) == len(rows)
-    paper = paper_of(run)
+    paper = paper_values(run)
     printed = paper.get(run.label, math.nan)
     return {
         "task": run.task,
@@ -123,23 +127,24 @@ def summary_of(line: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def paper_of(run: Planned) -> Mapping[str, float]:
-    """The paper's Table 1 for the run's task, setting and target: infinity is not reached."""
-    asked = read("tasks")["tasks"][run.task]["target"].get(run.setting)
-    found: Mapping[str, float] = read("paper").get(run.task, {}).get(run.setting, {})
-    return found if asked == run.target else {}
+def paper_values(run: PlannedRun) -> Mapping[str, float]:
+    """Return the paper's Table 1 for the run's task, setting and target; inf: not reached."""
+    target = read_pinned("tasks")["tasks"][run.task]["target"].get(run.setting)
+    paper: Mapping[str, float] = read_pinned("paper").get(run.task, {}).get(run.setting, {})
+    return paper if target == run.target else {}
 
 
 def environments(line: Iterable[Outcome]) -> list[Mapping[str, str]]:
-    """The environments of a line's runs, each once."""
-    return list({json.dumps(each.environment): each.environment for each in line}.values())
+    """Return the distinct environments of a line's runs."""
+    unique = {json.dumps(outcome.environment): outcome.environment for outcome in line}
+    return list(unique.values())
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line's accuracy round by round: the mean over its seeds, and the range.
+    """A line's accuracy per round: the mean over its seeds, and the range.
 
-    ``mibit`` is the uplink by the paper's formula, ``megabytes`` what is really sent up.
+    ``mibit`` is the uplink by the paper's formula; ``megabytes`` is the measured uplink.
     """
 
     line: Sequence[Outcome]
@@ -152,24 +157,24 @@ class Curve:
 
     @classmethod
     def of(cls, line: Sequence[Outcome]) -> Curve:
-        """As far as all seeds have come, in at most ``POINTS`` rounds."""
+        """Return the curve over the rounds that all seeds have, at most ``POINTS`` of them."""
         length = min(len(outcome.history) for outcome in line)
-        kept = range(0, length, math.ceil(length / POINTS))
-        each = [[float(o.history[i]["accuracy"] or 0) for o in line] for i in kept]
+        shown = range(0, length, math.ceil(length / POINTS))
+        accuracies = [[float(o.history[i]["accuracy"] or 0) for o in line] for i in shown]
         first = line[0].history
         return cls(
             line,
-            [i + 1 for i in kept],
-            [mibit(first[i]) for i in kept],
-            [fmean(megabytes(o.history[i]) for o in line) for i in kept],
-            [fmean(x) for x in each],
-            [min(x) for x in each],
-            [max(x) for x in each],
+            [i + 1 for i in shown],
+            [mibit(first[i]) for i in shown],
+            [fmean(megabytes(o.history[i]) for o in line) for i in shown],
+            [fmean(x) for x in accuracies],
+            [min(x) for x in accuracies],
+            [max(x) for x in accuracies],
         )
 
 
 def curves_csv(curves: Iterable[Curve]) -> str:
-    """The curves of one picture."""
+    """Return a CSV of the curves of one figure."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     numbers = ("rounds", "mibit", "megabytes", "accuracy", "lowest", "highest")
@@ -181,18 +186,20 @@ def curves_csv(curves: Iterable[Curve]) -> str:
     return text.getvalue()
 
 
-def updates_of(pin: Pin, wanted: Wanted, out: Path) -> dict[str, list[dict[str, Any]]]:
-    """What was measured for Fig. 1: by task, one object a seed."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for run in plan(pin, replace(wanted, task=None, setting=None, methods=())):
+def read_updates(
+    experiment: Experiment, selection: Selection, out: Path
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the measured magnitudes for Fig. 1: by task, one object per seed."""
+    measured: dict[str, list[dict[str, Any]]] = {}
+    for run in plan(experiment, replace(selection, task=None, setting=None, methods=())):
         file = out / run.path / UPDATES
         if file.exists():
-            found.setdefault(run.task, []).append(json.loads(file.read_text(encoding="utf-8")))
-    return found
+            measured.setdefault(run.task, []).append(json.loads(file.read_text(encoding="utf-8")))
+    return measured
 
 
-def write(path: Path, content: str | Any) -> Path:
-    """Text as it is, anything else as JSON."""
+def write_file(path: Path, content: str | Any) -> Path:
+    """Write text as it is, and anything else as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
     replace_file(path, text.encode())

@@ -1,8 +1,8 @@
-"""Carry out planned runs. It can be done in pieces: what is finished is not done again."""
+"""Execute planned runs. A finished run is not repeated; an interrupted one is continued."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
@@ -12,77 +12,99 @@ from fedsift.data import Dataset, load
 from fedsift.data.folder import find
 from fedsift.data.official_sources import SOURCES
 from fedsift.errors import ConfigError, Diverged
-from fedsift.reproduce.pins import Pin, Planned, Wanted, plan
-from fedsift.reproduce.updates import UPDATES, measure
+from fedsift.reproduce.experiments import Experiment
+from fedsift.reproduce.plan import PlannedRun, Selection, plan
+from fedsift.reproduce.updates import UPDATES, measure_updates
 from fedsift.runs.compare import reached
 from fedsift.runs.config import (
     read_values,
 )
 from fedsift.runs.disk import replace_file
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.run import begin, federation_of, go, summarize
+from fedsift.runs.run import federation_of, restore_run, run_summary, train_rounds
 from fedsift.simulation import Record
 
 DIVERGED = "diverged.txt"
-"""In a run's folder if its training left the finite numbers: that is a result, too."""
-Watch = Callable[[Record], None]
+"""File in the folder of a run whose training diverged. That is a result, too."""
+OnRecord = Callable[[Record], None]
 
 
 QUICK_TEST = 1000
-"""Test samples of a quick run: on a CPU, the test of a large model takes longer than its rounds."""
+"""Test samples of a quick run: on a CPU, testing a large model takes longer than its rounds."""
 
 
 @lru_cache(maxsize=1)
-def loaded(name: str, quick: bool) -> Dataset:
-    """A data set, kept for the next run."""
+def cached_dataset(name: str, quick: bool) -> Dataset:
+    """Return a data set, and keep it for the next run."""
     dataset = load(name)
     x, y = dataset.test
     return replace(dataset, test=(x[:QUICK_TEST], y[:QUICK_TEST])) if quick else dataset
 
 
-def to_do(
-    pin: Pin, wanted: Wanted, out: Path, stop_at_target: bool, say: Callable[[str], None]
-) -> list[Planned]:
-    """The runs that are not done; tasks that nobody asked for by name need their data here."""
-    runs = plan(pin, wanted)
-    if wanted.task is None:
-        for task in dict.fromkeys(run.task for run in runs if not is_here(run.config.dataset)):
-            say(f"{task} is left out: its data is not here")
-        runs = [run for run in runs if is_here(run.config.dataset)]
-    return [run for run in runs if not is_done(run, out, stop_at_target)]
+def unfinished_runs(
+    experiment: Experiment,
+    selection: Selection,
+    out: Path,
+    stop_at_target: bool,
+    warn: Callable[[str], None],
+) -> list[PlannedRun]:
+    """Return the runs that still have to be executed.
+
+    If no task was selected by name, tasks without data on this machine are skipped with a warning.
+    """
+    runs = plan(experiment, selection)
+    if selection.task is None:
+        for task in dict.fromkeys(run.task for run in runs if not has_data(run.config.dataset)):
+            warn(f"skipped {task}: its data is not on this machine")
+        runs = [run for run in runs if has_data(run.config.dataset)]
+    return [run for run in runs if not is_finished(run, out, stop_at_target)]
 
 
-def is_here(dataset: str) -> bool:
-    """Whether a data set's files are on this machine.
+def has_data(dataset: str) -> bool:
+    """Return whether a data set's files are on this machine.
 
-    >>> is_here("digits")
+    >>> has_data("digits")
     True
     """
     return dataset not in SOURCES or all(find(file.path) for file in SOURCES[dataset].files)
 
 
-MAY_DIFFER = {"rounds", "device", "precision", "tensorboard"}
-"""Settings that a run may have otherwise than planned, and still be that run."""
+def require_executable(runs: Sequence[PlannedRun]) -> None:
+    """Refuse runs without data on this machine, or with a device or precision that it lacks."""
+    for dataset in {run.config.dataset for run in runs if not has_data(run.config.dataset)}:
+        load(dataset)  # raises an error that names the command to get the data
+    for run in runs[:1]:
+        federation_of(run.config, cached_dataset(run.config.dataset, run.quick))
 
 
-def require_same(run: Planned, folder: RunFolder) -> None:
-    """Refuse a folder of another run: of the quick one, say, or of another fedsift's defaults."""
+MAY_DIFFER = {"rounds", "device", "precision", "tensorboard", "max_norm_ratio"}
+"""Settings in which a run may differ from the planned one.
+
+The norm bound does not change a run that rejects nothing; runs from before the bound lack it.
+"""
+
+
+def require_same_settings(run: PlannedRun, folder: RunFolder) -> None:
+    """Refuse a folder that holds a different run, such as the quick version of this one."""
     if not folder.config_file.exists():
         return
     found, planned = read_values(folder.config_file), run.config.flat()
     keys = sorted({*found, *planned} - MAY_DIFFER)
-    other = [key for key in keys if found.get(key) != planned.get(key)]
-    if other:
+    differing = [key for key in keys if found.get(key) != planned.get(key)]
+    if differing:
         raise ConfigError(
-            f"{folder.path} holds a run with other settings ({', '.join(other)}) than planned: "
+            f"{folder.path} holds a run with other settings ({', '.join(differing)}) than planned: "
             "give another --out, or delete it"
         )
 
 
-def is_done(run: Planned, out: Path, stop_at_target: bool = False) -> bool:
-    """Whether a run has its rounds, has diverged or, if that is enough, has reached its target."""
+def is_finished(run: PlannedRun, out: Path, stop_at_target: bool = False) -> bool:
+    """Return whether a run has all its rounds or has diverged.
+
+    With ``stop_at_target``, a run that has reached its target is finished, too.
+    """
     folder = RunFolder(out / run.path)
-    require_same(run, folder)
+    require_same_settings(run, folder)
     if run.measures_updates:
         return (folder.path / UPDATES).exists()
     if (folder.path / DIVERGED).exists():
@@ -94,33 +116,36 @@ def is_done(run: Planned, out: Path, stop_at_target: bool = False) -> bool:
     return has_ended and folder.summary_file.exists()
 
 
-def carry_out(run: Planned, out: Path, watch: Watch, stop_at_target: bool = False) -> None:
-    """Play a run from its start, or from where it was stopped, to its end."""
+def execute_run(
+    run: PlannedRun, out: Path, on_record: OnRecord, stop_at_target: bool = False
+) -> None:
+    """Execute a run, from its start or from its last checkpoint to its end."""
     if run.measures_updates:
-        measure(run, loaded(run.config.dataset, run.quick), out / run.path, watch)
+        dataset = cached_dataset(run.config.dataset, run.quick)
+        measure_updates(run, dataset, out / run.path, on_record)
     else:
-        play_run(run, out, watch, stop_at_target)
+        train_run(run, out, on_record, stop_at_target)
 
 
-def play_run(run: Planned, out: Path, watch: Watch, stop_at_target: bool) -> None:
-    """Every round that is still to play, and the summary of all."""
-    federation = federation_of(run.config, loaded(run.config.dataset, run.quick))
+def train_run(run: PlannedRun, out: Path, on_record: OnRecord, stop_at_target: bool) -> None:
+    """Train the remaining rounds of a run, and write the summary of all rounds."""
+    federation = federation_of(run.config, cached_dataset(run.config.dataset, run.quick))
     folder = RunFolder.create_or_extend(out / run.path, run.config)
     with folder.locked():
-        start = begin(folder, federation)
+        start = restore_run(folder, federation)
         history = start.history
         try:
-            with closing(go(folder, federation, start, run.config.rounds)) as new:
-                for record in new:
+            with closing(train_rounds(folder, federation, start, run.config.rounds)) as records:
+                for record in records:
                     history.append(record)
-                    watch(record)
+                    on_record(record)
                     if stop_at_target and reached(history, run.target):
                         break
         except Diverged as problem:
             replace_file(folder.path / DIVERGED, f"{problem}\n".encode())
         if history:
-            played = replace(run.config, rounds=len(history))
-            folder.finish(summarize(played, federation, history))
-        # They can take gigabytes, and a table or a figure needs none of them.
+            trained = replace(run.config, rounds=len(history))
+            folder.write_summary(run_summary(trained, federation, history))
+        # These files can take gigabytes, and no table or figure needs them.
         for file in (folder.checkpoint_file, folder.memory_file, folder.model_file):
             file.unlink(missing_ok=True)

@@ -1,7 +1,14 @@
-"""A run on disk: its configuration, metrics and checkpoint, and how it goes on after a crash."""
+"""Runs on disk: configuration, metrics, checkpoints, and how an interrupted run continues."""
 
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.run import begin, federation_of, go, summarize
+from fedsift.runs.run import federation_of, restore_run, run_summary, train_rounds
 
-__all__ = ["RunConfig", "RunFolder", "begin", "federation_of", "go", "summarize"]
+__all__ = [
+    "RunConfig",
+    "RunFolder",
+    "federation_of",
+    "restore_run",
+    "run_summary",
+    "train_rounds",
+]

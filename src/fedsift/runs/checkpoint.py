@@ -1,39 +1,157 @@
-"""A snapshot as named tensors, and back: what a checkpoint holds."""
+"""Checkpoints: a snapshot as named tensors on disk, and the checks before a run continues."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedsift.federation.memories import DIGEST_BYTES, InMemory, Memories, OnDisk
+from fedsift.data import digest_of
+from fedsift.engine.cpu import native
+from fedsift.errors import ConfigError
+from fedsift.federation.memories import DIGEST_BYTES, InMemory, Memories, OnDisk, SlotFile
 from fedsift.federation.norm_bound import NormHistory
+from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot, Traffic
-from fedsift.runs.config import RunConfig
+from fedsift.runs.config import RunConfig, read_values
+from fedsift.runs.disk import CorruptFile, flush_to_disk, load_tensors, save_tensors
+from fedsift.runs.folder import RunFolder
+from fedsift.runs.records import line_digests
 from fedsift.vector import Moments
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A snapshot and the seconds that led to it."""
+    """A snapshot, and the seconds of training up to it."""
 
     snapshot: Snapshot
     seconds: float
 
 
+def save_checkpoint(
+    folder: RunFolder, checkpoint: Checkpoint, federation: Federation, config: RunConfig
+) -> None:
+    """Replace the run's checkpoint.
+
+    ``config`` is the configuration that trained; config.toml may have been edited meanwhile.
+    """
+    memories = checkpoint.snapshot.client_memory
+    if isinstance(memories, OnDisk):
+        memories.file.to_disk()
+    for file in (folder.uploads_file, folder.metrics_file):
+        if file.exists():
+            flush_to_disk(file)  # a checkpoint must never outlive its metrics
+    round = checkpoint.snapshot.round
+    about = {
+        "round": round,
+        "traffic": asdict(checkpoint.snapshot.traffic),
+        "norms": checkpoint.snapshot.norms.medians,
+        "seconds": checkpoint.seconds,
+        "layout": federation.task.layout.fingerprint(),
+        "config": fingerprint_of(config),
+        "data": digest_of(config.dataset),
+        "kernels": kernels_of(config),
+        "lines": line_digests(folder, round),
+    }
+    save_tensors(folder.checkpoint_file, tensors_of(checkpoint.snapshot), about)
+
+
+def load_checkpoint(folder: RunFolder, federation: Federation, device: str) -> Checkpoint | None:
+    """Read and check the last checkpoint; None if the run stopped before its first."""
+    if not folder.checkpoint_file.exists():
+        return None
+    config = folder.config()
+    require_all_settings(folder, config)
+    try:
+        about, tensors = load_tensors(folder.checkpoint_file, device)
+    except CorruptFile as problem:
+        raise ConfigError(str(problem)) from None
+    for mismatch in mismatches(folder, config, federation, about):
+        raise ConfigError(mismatch)
+    try:
+        memories = load_memories(folder, federation, tensors)
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"{folder.memory_file} is corrupt: {problem}") from None
+    snapshot = snapshot_of(about, tensors, memories)
+    if missing := set(federation.algorithm.server_memory) - set(snapshot.server_memory):
+        raise ConfigError(older_version(folder, f"the server's {', '.join(sorted(missing))}"))
+    return Checkpoint(snapshot, about["seconds"])
+
+
+def require_all_settings(folder: RunFolder, config: RunConfig) -> None:
+    """Refuse a run whose configuration lacks settings that exist today."""
+    missing = config.flat().keys() - read_values(folder.config_file).keys()
+    if missing:
+        names = ", ".join(f"`{name}`" for name in sorted(missing))
+        raise ConfigError(older_version(folder, f"the setting {names}"))
+
+
+def older_version(folder: RunFolder, what: str) -> str:
+    """Return the message for a run that lacks something that runs have today."""
+    return (
+        f"the run in {folder.path} was created by an older version of fedsift and lacks {what}; "
+        "start a new run with --out"
+    )
+
+
+def mismatches(
+    folder: RunFolder, config: RunConfig, federation: Federation, about: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield why a run cannot continue from its checkpoint with exactly the same result."""
+    if about["layout"] != federation.task.layout.fingerprint():
+        yield f"{folder.checkpoint_file} is of another model than the one in config.toml"
+    if about["config"] != fingerprint_of(config):
+        yield (
+            f"{folder.config_file} was changed after {folder.checkpoint_file} was written: only "
+            "the number of rounds may change"
+        )
+    if about["round"] > config.rounds:
+        yield (
+            f"{folder.config_file} asks for {config.rounds} rounds, but {about['round']} are "
+            "finished: the number of rounds may only grow"
+        )
+    if about["data"] != digest_of(config.dataset):
+        yield (
+            f"{folder.path} was trained on another version of {config.dataset}: resume it with the "
+            "Python version that it was started with, or start a new run with --out"
+        )
+    kernels = kernels_of(config)
+    if about.get("kernels", kernels) != kernels:
+        yield (
+            f"{folder.path} was trained with the {about['kernels']} kernels, but this machine now "
+            f"uses the {kernels} kernels, which round differently: resume it with the former, or "
+            "start a new run with --out"
+        )
+
+
+def kernels_of(config: RunConfig) -> str:
+    """Return which kernels train a run; empty on a Flower server, which does not train.
+
+    Results of different kernels differ in the last bits.
+    """
+    return "" if config.wire == "flower" else kernels_on(config.torch_device())
+
+
+def kernels_on(device: str) -> str:
+    """Return which kernels train on a device: C, PyTorch or CUDA."""
+    if device == "cuda":
+        return "CUDA"
+    return "PyTorch" if native.load() is None else "C"
+
+
 def fingerprint_of(config: RunConfig) -> str:
-    """A hash of all settings but the number of rounds, which may grow."""
+    """Hash all settings except the number of rounds, which may grow."""
     settings = {key: value for key, value in config.flat().items() if key != "rounds"}
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
 def tensors_of(snapshot: Snapshot) -> dict[str, Tensor]:
-    """A snapshot as named tensors."""
+    """Return a snapshot as named tensors."""
     server = {f"server/{name}": x for name, x in snapshot.server_memory.items()}
     memories = memory_tensors(snapshot.client_memory)
     receipts = {
@@ -44,7 +162,7 @@ def tensors_of(snapshot: Snapshot) -> dict[str, Tensor]:
 
 
 def memory_tensors(memories: Memories) -> dict[str, Tensor]:
-    """The clients' memories, or where they are."""
+    """Return the clients' memories, or their places in the memory file."""
     if not isinstance(memories, OnDisk):
         return {f"client/{n}/{key}": x for n in memories for key, x in memories[n].items()}
     pairs = [[slot.number, n] for n, slot in memories.slots.items()]
@@ -55,20 +173,10 @@ def memory_tensors(memories: Memories) -> dict[str, Tensor]:
     }
 
 
-def held(tensors: Mapping[str, Tensor]) -> InMemory:
-    """The clients' memories that are in a checkpoint."""
-    clients: dict[int, dict[str, Tensor]] = {}
-    for key, x in tensors.items():
-        match key.split("/"):
-            case ["client", n, name]:
-                clients.setdefault(int(n), {})[name] = x
-    return InMemory(clients)
-
-
 def snapshot_of(
     about: Mapping[str, Any], tensors: Mapping[str, Tensor], memories: Memories
 ) -> Snapshot:
-    """A snapshot from its named tensors and the clients' memories."""
+    """Return the snapshot of a checkpoint's metadata, tensors and client memories."""
     prefix = "server/"
     server = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
     state = Moments(tensors["w"], tensors["m"], tensors["v"])
@@ -79,3 +187,25 @@ def snapshot_of(
         if key.startswith("receipt/")
     }
     return Snapshot(about["round"], state, server, memories, traffic, norms, receipts)
+
+
+def load_memories(
+    folder: RunFolder, federation: Federation, tensors: Mapping[str, Tensor]
+) -> Memories:
+    """Return the clients' memories from the checkpoint, or from the file that it refers to."""
+    if "client_slots" not in tensors:
+        return memories_among(tensors)
+    file = SlotFile(federation.algorithm.client_memory, tensors["w"], folder.memory_file)
+    numbers, clients = tensors["client_slots"].T.tolist()
+    digests = [bytes(row) for row in tensors["client_digests"].tolist()]
+    return OnDisk(file, dict(zip(clients, file.claim(numbers, digests), strict=True)))
+
+
+def memories_among(tensors: Mapping[str, Tensor]) -> InMemory:
+    """Return the clients' memories that the checkpoint itself holds."""
+    clients: dict[int, dict[str, Tensor]] = {}
+    for key, x in tensors.items():
+        match key.split("/"):
+            case ["client", n, name]:
+                clients.setdefault(int(n), {})[name] = x
+    return InMemory(clients)

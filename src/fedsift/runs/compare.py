@@ -1,4 +1,4 @@
-"""Several algorithms on one task: the paper's Table 1, for any task."""
+"""Compare algorithms on one task, as Table 1 of the paper does."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
-from fedsift.algorithms import settings_of
-from fedsift.errors import ConfigError
-from fedsift.runs.config import (
-    RunConfig,
-)
+from fedsift.algorithms import METHODS, settings_of
+from fedsift.errors import ConfigError, require_choice
+from fedsift.federation.cohort import cohort_size
+from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import column
 from fedsift.simulation import Record
 
@@ -21,25 +20,40 @@ MIBIT = 2**20
 
 
 def mibit(record: Mapping[str, Any]) -> float:
-    """What a client had sent by the paper's formula, in Mibit."""
+    """Return the uplink per client by the paper's formula, in Mibit."""
     return float(record["uplink_bits_paper"]) / MIBIT
 
 
 def megabytes(record: Record) -> float:
-    """What a client had sent, in MB."""
+    """Return the uplink per client in MB."""
     return float(record["uplink_bytes"]) / 1e6
 
 
 def both_ways(record: Record) -> float:
-    """What a client had sent and received, in MB."""
+    """Return the uplink and downlink per client in MB."""
     return megabytes(record) + float(record["downlink_bytes"]) / 1e6
+
+
+def dense_fedadam_bytes(
+    parameters: int, rounds: int, clients: int, participation: float = 1.0
+) -> float:
+    """Return what dense FedAdam would send per client in the same rounds: 12 bytes per parameter.
+
+    It uploads ΔW, ΔM and ΔV in 32 bits each. With partial participation this is the mean over all
+    clients, as in the metrics.
+
+    >>> dense_fedadam_bytes(parameters=1000, rounds=10, clients=20, participation=0.5)
+    60000.0
+    """
+    return 12.0 * parameters * rounds * cohort_size(participation, clients) / clients
 
 
 @dataclass(frozen=True)
 class Row:
-    """How one algorithm fared; ``mibit`` and ``round`` are None if the target was not reached.
+    """The result of one algorithm: its uplink per client when it first reached the target.
 
-    The accuracies are None if it diverged before its first test.
+    ``mibit``, ``megabytes`` and ``round`` are None if it did not, and the accuracies are None if
+    training diverged before the first evaluation. ``ratio`` is to the fewest Mibit of all rows.
     """
 
     algorithm: str
@@ -53,7 +67,7 @@ class Row:
 
 
 def names_of(algorithms: Any) -> list[str]:
-    """The names in a text with commas, or in a list.
+    """Return the names in a comma-separated string or in a list.
 
     >>> names_of("fedadam,fedsgd"), names_of(["fedsgd"])
     (['fedadam', 'fedsgd'], ['fedsgd'])
@@ -61,18 +75,20 @@ def names_of(algorithms: Any) -> list[str]:
     names = algorithms.split(",") if isinstance(algorithms, str) else algorithms
     if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
         return names
-    raise ConfigError(f'algorithms must be words, as "fedadam-ssm,fedadam", got {algorithms!r}')
+    raise ConfigError(f'algorithms must be names, as in "fedadam-ssm,fedadam", got {algorithms!r}')
 
 
 def configs_of(algorithms: Sequence[str], values: Mapping[str, Any]) -> list[RunConfig]:
-    """One run's configuration for each algorithm, each given the settings that it has.
+    """Return a configuration for each algorithm, each with the settings that it has.
 
     >>> [c.settings for c in configs_of(["fedsgd", "fedadam-ssm"], {"density": 0.1, "lr": 0.01})]
     [{'lr': 0.01}, {'density': 0.1, 'lr': 0.01}]
     """
     names = [name.strip().replace("_", "-") for name in algorithms]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"{twice} is named twice: once is enough")
+        raise ConfigError(f"{twice} is listed twice")
+    for name in names:
+        require_choice("algorithm", name, sorted(METHODS))
     known = {name: settings_of(name) for name in names}
     anywhere = {key for settings in known.values() for key in settings}
     for key in values:
@@ -85,7 +101,7 @@ def configs_of(algorithms: Sequence[str], values: Mapping[str, Any]) -> list[Run
 
 
 def config_of(algorithm: str, values: Mapping[str, Any]) -> RunConfig:
-    """A run's configuration, without the settings that the algorithm does not have.
+    """Return a configuration without the settings that the algorithm does not have.
 
     >>> config_of("fedsgd", {"density": 0.1, "lr": 0.01, "clients": 5}).settings
     {'lr': 0.01}
@@ -96,27 +112,27 @@ def config_of(algorithm: str, values: Mapping[str, Any]) -> RunConfig:
 
 
 def reached(history: Sequence[Record], target: float) -> Record | None:
-    """The first round whose test accuracy reached the target."""
+    """Return the first round whose test accuracy reached the target, if any."""
     return next((r for r in history if (r.get("accuracy") or 0) >= target), None)
 
 
 def row_of(algorithm: str, history: Sequence[Record], target: float) -> Row:
-    """What an algorithm had sent when its test accuracy first reached the target."""
-    then = reached(history, target)
+    """Return what an algorithm had sent when its test accuracy first reached the target."""
+    first = reached(history, target)
     accuracies = column(history, "accuracy")
     return Row(
         algorithm,
         target,
-        None if then is None else mibit(then),
-        None if then is None else megabytes(then),
-        None if then is None else int(then["round"]),
+        None if first is None else mibit(first),
+        None if first is None else megabytes(first),
+        None if first is None else int(first["round"]),
         max(accuracies, default=None),
         accuracies[-1] if accuracies else None,
     )
 
 
 def table_of(histories: Mapping[str, Sequence[Record]], target: float) -> list[Row]:
-    """The comparison, each row with its ratio to the best."""
+    """Return a row for each algorithm, with its ratio to the best."""
     rows = [row_of(name, history, target) for name, history in histories.items()]
     spent = [row.mibit for row in rows if row.mibit is not None]
     best = min(spent, default=None)
@@ -129,7 +145,7 @@ def _with_ratio(row: Row, best: float | None) -> Row:
 
 
 def csv_of(rows: Iterable[Row]) -> str:
-    """The comparison as CSV, in full precision; empty where the target was not reached."""
+    """Return the rows as CSV in full precision; empty where the target was not reached."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Row.__dataclass_fields__)

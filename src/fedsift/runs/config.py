@@ -1,4 +1,4 @@
-"""What defines a run: every flag of ``fedsift run``, and the same keys in a TOML file."""
+"""The configuration of a run: the options of ``fedsift run``, also keys of a TOML file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import tomli_w
 import torch
 
-from fedsift.algorithms import Algorithm, find, settings_of
-from fedsift.data import shape_of
-from fedsift.errors import ConfigError
+from fedsift.algorithms import METHODS, Algorithm, find, settings_of
+from fedsift.data import DATASETS, shape_of
+from fedsift.errors import ConfigError, require_choice
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
-from fedsift.models import default_model
+from fedsift.models import MODELS, default_model
 from fedsift.simulation import chosen_device
 
 Setting = float | int
@@ -24,7 +24,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A run's configuration. ``settings`` holds what belongs to the algorithm (lr, density, …).
+    """The configuration of a run; ``settings`` holds those of the algorithm (lr, density, …).
 
     >>> RunConfig.from_values({"algorithm": "fedsgd", "lr": 0.1}).settings
     {'lr': 0.1}
@@ -51,52 +51,56 @@ class RunConfig:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> RunConfig:
-        """From flat keys as they stand in a TOML file or come from the command line."""
-        own = {f.name: str(f.type) for f in fields(cls) if f.name != "settings"}
-        common = {key: value for key, value in values.items() if key in own}
-        for key, value in common.items():
-            check_type(key, value, own[key])
-            try:
-                common[key] = float(value) if own[key] == "float" else value
-            except OverflowError:
-                raise ConfigError(f"{_flag(key)} is too large for a number") from None
+        """Create a configuration from flat keys, as in a TOML file, and check it."""
+        types = {f.name: str(f.type) for f in fields(cls) if f.name != "settings"}
+        common = {key: as_type(key, values[key], types[key]) for key in values if key in types}
         if "algorithm" in common:
             common["algorithm"] = common["algorithm"].replace("_", "-")
-        config = cls(**common, settings={k: v for k, v in values.items() if k not in own})
+        config = cls(**common, settings={k: v for k, v in values.items() if k not in types})
+        config.check_names()
         if config.model == "auto":
             config = replace(config, model=default_model(shape_of(config.dataset)))
         config.make_algorithm()
-        if config.device not in DEVICES:
-            raise ConfigError(
-                f"unknown device {config.device!r}; choose one of: {', '.join(DEVICES)}"
-            )
-        if config.seed < 0:
-            raise ConfigError(f"seed must be at least 0, got {config.seed}")
-        if config.rounds < 1:
-            raise ConfigError(f"rounds must be at least 1, got {config.rounds}")
-        if config.batch_size < 0:
+        config.check_numbers()
+        return config
+
+    def check_names(self) -> None:
+        """Refuse unknown names; those of data and model are free in a Flower app."""
+        require_choice("algorithm", self.algorithm, sorted(METHODS))
+        require_choice("device", self.device, DEVICES)
+        if self.wire != "flower":
+            require_choice("dataset", self.dataset, DATASETS)
+            if ":" not in self.model:
+                require_choice("model", self.model, ["auto", *MODELS])
+
+    def check_numbers(self) -> None:
+        """Refuse a seed, rounds or a batch size out of range."""
+        if self.seed < 0:
+            raise ConfigError(f"seed must be at least 0, got {self.seed}")
+        if self.rounds < 1:
+            raise ConfigError(f"rounds must be at least 1, got {self.rounds}")
+        if self.batch_size < 0:
             raise ConfigError(
                 f"batch-size must be at least 1, or 0 for the whole local set, "
-                f"got {config.batch_size}"
+                f"got {self.batch_size}"
             )
-        return config
 
     @classmethod
     def read(cls, path: Path) -> RunConfig:
-        """From a TOML file."""
+        """Read a configuration from a TOML file."""
         return cls.from_values(read_values(path))
 
     def flat(self) -> dict[str, Any]:
-        """Every key with its value, the algorithm's defaults filled in."""
+        """Return every key with its value, including the algorithm's defaults."""
         common = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
         return {**common, **self.make_algorithm().settings}
 
     def toml(self) -> str:
-        """The TOML file that makes this run again."""
+        """Return the TOML file that repeats this run."""
         return tomli_w.dumps(self.flat())
 
     def make_algorithm(self) -> Algorithm:
-        """The algorithm with its settings, checked."""
+        """Create the algorithm with its settings."""
         known = settings_of(self.algorithm)
         for key in self.settings:
             if key not in known:
@@ -108,38 +112,47 @@ class RunConfig:
         return find(self.algorithm)(**self.settings)
 
     def torch_device(self) -> str:
-        """The device that is meant, ``auto`` resolved."""
+        """Return the device to train on: cpu or cuda."""
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("this machine has no usable CUDA device; use --device cpu")
+            raise ConfigError("this machine has no usable CUDA device: use --device cpu")
         return str(chosen_device(self.device))
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """A TOML file's keys, in the spelling of Python (``local_steps``); dashes are welcome too."""
+    """Read the keys of a TOML file; ``local-steps`` and ``local_steps`` are the same key."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
         raise ConfigError(f"cannot read {path}: {problem}") from None
-    spelt: dict[str, str] = {}
+    spelling: dict[str, str] = {}
     for key in values:
-        known = spelt.setdefault(key.replace("-", "_"), key)
-        if known != key:
-            raise ConfigError(f"{path} has both {known!r} and {key!r}, which are one key")
-    return {name: values[key] for name, key in spelt.items()}
+        other = spelling.setdefault(key.replace("-", "_"), key)
+        if other != key:
+            raise ConfigError(f"{path} has both {other!r} and {key!r}, which are one key")
+    return {name: values[key] for name, key in spelling.items()}
 
 
-def check_type(key: str, value: Any, wanted: str) -> None:
-    """Refuse a value that is not of its key's type."""
+def as_type(key: str, value: Any, type_name: str) -> Any:
+    """Return a value of the given type; whole numbers are also floats."""
+    check_type(key, value, type_name)
+    try:
+        return float(value) if type_name == "float" else value
+    except OverflowError:
+        raise ConfigError(f"{_flag(key)} is too large for a number") from None
+
+
+def check_type(key: str, value: Any, type_name: str) -> None:
+    """Refuse a value that is not of the given type."""
     kinds: dict[str, tuple[str, tuple[type, ...]]] = {
         "int": ("a whole number", (int,)),
         "float": ("a number", (int, float)),
-        "str": ("a word", (str,)),
+        "str": ("a string", (str,)),
         "bool": ("true or false", (bool,)),
     }
-    word, kind = kinds[wanted]
-    if not isinstance(value, kind) or (isinstance(value, bool) and wanted != "bool"):
+    word, kind = kinds[type_name]
+    if not isinstance(value, kind) or (isinstance(value, bool) and type_name != "bool"):
         raise ConfigError(f"{_flag(key)} must be {word}, got {value!r}")
 
 

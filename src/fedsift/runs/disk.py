@@ -1,4 +1,4 @@
-"""Files that a crash leaves whole: the old one or the new one, never half of either."""
+"""Write files so that a crash leaves the old content or the new, never a part of either."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from torch import Tensor
 from fedsift.vector import raw_bytes
 
 SEAL = ', "digest": "'
-"""What comes before the last value of the JSON object in a file of tensors: a hash of all else."""
+"""Separates the metadata of a file of tensors from the digest at its end."""
 
 
 class CorruptFile(ValueError):
-    """A file that is not what was once written."""
+    """A file whose content is not what was written."""
 
 
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any], mode: int = 0o666
 ) -> None:
-    """Write named tensors and a JSON object about them, sealed with a digest of both.
+    """Write named tensors and a JSON object about them, with a digest of both.
 
-    The same tensors make the same bytes: the metadata has one key, as safetensors would write
-    several in any order. The umask applies to the file's ``mode``.
+    Equal tensors give equal bytes. The metadata has a single key because safetensors does not keep
+    the order of several. The umask applies to the file's ``mode``.
     """
     whole = {name: x.detach().contiguous() for name, x in tensors.items()}
     text = json.dumps(about)
@@ -38,25 +38,38 @@ def save_tensors(
     with replacing(path) as partial:
         partial.touch(mode)
         allowed = partial.stat().st_mode  # safetensors would always write 0600
-        save_file(whole, partial, metadata={"fedsift": sealed})
+        try:
+            save_file(whole, partial, metadata={"fedsift": sealed})
+        except SafetensorError as problem:
+            raise OSError(str(problem)) from None
         partial.chmod(allowed)
 
 
 def load_tensors(path: Path, device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What :func:`save_tensors` wrote: the object and the tensors, checked."""
+    """Read and check what :func:`save_tensors` wrote: the JSON object and the tensors."""
     try:
         with safe_open(path, "pt", device=device) as file:
             text, _, seal = file.metadata()["fedsift"].rpartition(SEAL)
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         if seal != digest(text + "}", tensors) + '"}':
-            raise ValueError("it was altered")
+            raise ValueError("its digest does not match its content")
         return json.loads(text + "}"), tensors
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError) as why:
         raise CorruptFile(f"{path} is corrupt: {why}") from None
 
 
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Read the JSON object of a file of tensors, without checking it; empty if there is none."""
+    try:
+        with safe_open(path, "pt") as file:
+            found = json.loads(file.metadata()["fedsift"])
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """A hash of the metadata as written, and of every tensor's name, kind, shape and bytes."""
+    """Hash the metadata as written, and every tensor's name, dtype, shape and bytes."""
     hasher = hashlib.blake2b(text.encode(), digest_size=16)
     for name, x in sorted(tensors.items()):
         hasher.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
@@ -65,30 +78,30 @@ def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a crash leaves either the old one or the new one."""
+    """Write a file so that a crash leaves either the old content or the new."""
     with replacing(path) as partial:
         partial.write_bytes(content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Where to write what is to replace a file; it does so at the end, if all went well."""
+    """Yield a path to write to; it replaces the file when the block ends without an exception."""
     if path.exists() and not path.is_file():
-        raise OSError(f"{path} is not a file that could be replaced")
+        raise OSError(f"{path} is not a regular file")
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
     try:
         yield partial
-        to_disk(partial)
+        flush_to_disk(partial)
         os.replace(partial, path)
     except BaseException:
-        partial.unlink(missing_ok=True)  # what is there of it would only fill the disk
+        partial.unlink(missing_ok=True)  # a partial file would only take space
         raise
-    to_disk(path.parent)
+    flush_to_disk(path.parent)
 
 
-def to_disk(path: Path) -> None:
-    """See that a file, or a folder's list of files, is on the disk and not only on its way."""
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file, or the list of files in a folder, has reached the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

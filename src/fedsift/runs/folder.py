@@ -1,34 +1,20 @@
-"""The files of a run: its configuration, metrics, uploads, clients, checkpoint, model, summary."""
+"""The folder of a run: its files, its configuration and its lock."""
 
 from __future__ import annotations
 
-import copy
 import fcntl
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from fedsift.data import digest_of
 from fedsift.errors import ConfigError
-from fedsift.federation.memories import Memories, OnDisk, SlotFile
-from fedsift.federation.round import (
-    Federation,
-)
-from fedsift.federation.snapshot import (
-    Snapshot,
-)
-from fedsift.runs.checkpoint import Checkpoint, fingerprint_of, held, snapshot_of, tensors_of
-from fedsift.runs.config import (
-    RunConfig,
-    read_values,
-)
-from fedsift.runs.disk import CorruptFile, load_tensors, replace_file, save_tensors, to_disk
+from fedsift.runs.config import RunConfig
+from fedsift.runs.disk import replace_file
+from fedsift.runs.records import METRICS, UPLOADS, read_rounds
 from fedsift.simulation import Record
 
 
@@ -36,7 +22,8 @@ from fedsift.simulation import Record
 class RunFolder:
     """A run on disk.
 
-    Every file is replaced whole or not at all, but for those of lines and the clients' memories.
+    :mod:`fedsift.runs.records` appends to its metrics, :mod:`fedsift.runs.checkpoint` writes its
+    checkpoints. All other files are replaced as a whole.
     """
 
     path: Path
@@ -48,49 +35,54 @@ class RunFolder:
 
     @property
     def lock_file(self) -> Path:
-        """Empty, and never replaced: whoever is at work in the folder has it locked."""
+        """An empty file that the process working in the folder keeps locked."""
         return self.path / ".lock"
 
     @property
     def metrics_file(self) -> Path:
-        """One JSON object a round."""
+        """The metrics, one JSON object per round."""
         return self.path / "metrics.jsonl"
 
     @property
     def uploads_file(self) -> Path:
-        """One JSON object a round on what was uploaded; not every run has it."""
+        """Statistics of the uploads, one JSON object per round; optional."""
         return self.path / "uploads.jsonl"
 
     @property
     def clients_file(self) -> Path:
-        """The clients' data in numbers; not every run has it."""
+        """How the data is split across clients; optional."""
         return self.path / "clients.json"
 
     @property
     def checkpoint_file(self) -> Path:
-        """Everything needed to go on."""
+        """Everything needed to continue the run."""
         return self.path / "checkpoint.safetensors"
 
     @property
     def model_file(self) -> Path:
-        """The trained model, as ``load_state_dict`` takes it; there once the run has ended."""
+        """The trained model, for ``load_state_dict``; exists once the run is finished."""
         return self.path / "model.safetensors"
 
     @property
     def memory_file(self) -> Path:
-        """What clients keep between rounds, where that is much."""
+        """What clients keep between rounds, if it is too large for the checkpoint."""
         return self.path / "memory.bin"
 
     @property
     def summary_file(self) -> Path:
-        """The whole run in one JSON object; there once the run has ended."""
+        """The whole run in one JSON object; exists once the run is finished."""
         return self.path / "summary.json"
+
+    @property
+    def resume_command(self) -> str:
+        """The command that continues the run."""
+        return f"fedsift resume {shlex.quote(str(self.path))}"
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunFolder:
-        """A new run's folder; refuses one that holds a run."""
+        """Create the folder of a new run; refuse a folder that holds a run."""
         folder = cls(path)
-        folder.require_free()  # here, lest a lock is left in a folder that is refused
+        folder.require_free()  # before locking, so that a refused folder gets no lock file
         if path.is_file():
             raise ConfigError(f"{path} is a file; name a folder")
         try:
@@ -104,20 +96,28 @@ class RunFolder:
 
     @classmethod
     def create_or_continue(cls, path: Path, config: RunConfig) -> RunFolder:
-        """A new run's folder, or the one of the same run where it stopped."""
+        """Open the folder of this run, or create it."""
         folder = cls(path)
-        return folder if folder.holds(config) else cls.create(path, config)
+        return folder if folder.has_run(config) else cls.create(path, config)
 
     @classmethod
     def create_or_extend(cls, path: Path, config: RunConfig) -> RunFolder:
-        """The same, and the run may be given more rounds than it had."""
+        """Open the folder of this run, or create it; the run may have had fewer rounds."""
         folder = cls(path)
         if not exists(folder.config_file):
             return cls.create(path, config)
         with folder.locked():
             rounds = folder.config().rounds
-            if folder.holds(replace(config, rounds=rounds)) and config.rounds > rounds:
+            if folder.has_run(replace(config, rounds=rounds)) and config.rounds > rounds:
                 replace_file(folder.config_file, config.toml().encode())
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Open an existing run's folder."""
+        folder = cls(path)
+        if not exists(folder.config_file):
+            raise ConfigError(f"{path} holds no run: it has no {folder.config_file.name}")
         return folder
 
     def require_free(self) -> None:
@@ -125,215 +125,82 @@ class RunFolder:
         files = (self.config_file, self.metrics_file, self.checkpoint_file, self.summary_file)
         if any(exists(file) for file in files):
             raise ConfigError(
-                f"{self.path} holds a run already: continue it with '{self.command}', or give "
-                "another --out"
+                f"{self.path} already holds a run: continue it with '{self.resume_command}', or "
+                "give another --out"
             )
         if exists(self.model_file):
             raise ConfigError(
-                f"{self.model_file} is there already, and a run would end with its own: give "
-                "another --out"
+                f"{self.model_file} already exists and would be replaced: give another --out"
             )
 
-    @property
-    def command(self) -> str:
-        """What continues the run."""
-        return f"fedsift resume {shlex.quote(str(self.path))}"
-
-    def holds(self, config: RunConfig) -> bool:
-        """Whether this very run was begun here; refuses a folder that holds another."""
+    def has_run(self, config: RunConfig) -> bool:
+        """Whether the folder holds the run of this configuration; refuse that of another."""
         if not exists(self.config_file):
             self.require_free()
             return False
         found, wanted = self.config().flat(), config.flat()
-        other = [k for k in sorted({*found, *wanted}) if found.get(k) != wanted.get(k)]
-        if other:
-            told = (f"{key} = {found.get(key)}, not {wanted.get(key)}" for key in other[:3])
+        keys = [k for k in sorted({*found, *wanted}) if found.get(k) != wanted.get(k)]
+        if keys:
+            differences = (f"{key} = {found.get(key)}, not {wanted.get(key)}" for key in keys[:3])
             raise ConfigError(
-                f"{self.path} holds another run ({', '.join(told)}): give another --out"
+                f"{self.path} holds another run ({', '.join(differences)}): give another --out"
             )
         return True
 
-    @classmethod
-    def open(cls, path: Path) -> RunFolder:
-        """An existing run's folder."""
-        folder = cls(path)
-        if not exists(folder.config_file):
-            raise ConfigError(f"{path} holds no run: there is no {folder.config_file.name} in it")
-        return folder
-
-    def config(self) -> RunConfig:
-        """The run's configuration."""
-        return RunConfig.read(self.config_file)
-
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other process out of the run while this one is at it."""
+        """Keep other processes from working in the folder."""
         with self.lock_file.open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ConfigError(f"another process is at work in {self.path}") from None
+                raise ConfigError(f"another process is using {self.path}") from None
             try:
                 yield
             finally:
-                fcntl.flock(file, fcntl.LOCK_UN)  # forked processes hold the open file, too
+                fcntl.flock(file, fcntl.LOCK_UN)  # forked processes also hold the open file
 
-    def append(self, record: Record, uploads: Mapping[str, Any]) -> None:
-        """Add a round's metrics, and what its uploads were like; the end is no longer there."""
-        for file in (self.summary_file, self.model_file):
-            file.unlink(missing_ok=True)
-        for file, line in ((self.uploads_file, uploads), (self.metrics_file, record)):
-            with file.open("a", encoding="utf-8") as opened:
-                opened.write(json.dumps(line, allow_nan=False) + "\n")
+    def config(self) -> RunConfig:
+        """Read the configuration."""
+        return RunConfig.read(self.config_file)
 
     def history(self) -> list[Record]:
-        """The metrics of each round from 1 on, up to the first line that is not the next one."""
-        records: list[Record] = []
-        for record in objects_in(self.metrics_file):
-            if record.get("round") != len(records) + 1 or not is_record(record):
-                break
-            records.append(record)
-        return records
+        """Read and check the metrics of every round."""
+        return read_rounds(self.metrics_file, METRICS, self.checkpoint_file)
 
     def uploads(self) -> list[dict[str, Any]]:
-        """What the uploads of each round were like, as far as that was recorded."""
-        kinds = {"round": int, "uploads": int, "bytes": dict, "masks": dict}
-        return [
-            line
-            for line in objects_in(self.uploads_file)
-            if all(isinstance(line.get(key), kind) for key, kind in kinds.items())
-        ]
+        """Read and check the upload statistics of every round; empty if not recorded."""
+        return read_rounds(self.uploads_file, UPLOADS, self.checkpoint_file, is_complete=False)
 
     def labels(self) -> list[list[int]]:
-        """How many samples of each class each client has, if that was recorded."""
-        labels = object_in(self.clients_file).get("labels")
+        """Read the number of samples of each class on each client; empty if not recorded."""
+        labels = read_object(self.clients_file).get("labels")
         is_table = isinstance(labels, list) and all(isinstance(row, list) for row in labels)
         if not labels or not is_table or len(set(map(len, labels))) > 1:
             return []
         return labels if all(isinstance(n, int) for row in labels for n in row) else []
 
     def summary(self) -> dict[str, Any]:
-        """What summary.json says; nothing if the run has not ended."""
-        summary = object_in(self.summary_file)
+        """Read the summary; empty if the run is not finished."""
+        summary = read_object(self.summary_file)
         if summary and not isinstance(summary.get("environment"), dict):
-            raise ConfigError(f"{self.summary_file} is damaged: {self.command!r} makes it anew")
+            raise ConfigError(
+                f"{self.summary_file} is damaged: '{self.resume_command}' writes it again"
+            )
         return summary
 
     def write_clients(self, labels: list[list[int]] | None) -> None:
-        """Write down how many samples of each class each client has, where that is known."""
+        """Write the number of samples of each class on each client, if known."""
         if labels is not None:
             replace_file(self.clients_file, (json.dumps({"labels": labels}) + "\n").encode())
 
-    def rewind(self, round: int) -> list[Record]:
-        """Drop the metrics of rounds after the given one, and give the others."""
-        history = self.history()[:round]
-        if len(history) != round:
-            raise ConfigError(
-                f"{self.metrics_file} has {len(history)} of the {round} rounds before the "
-                "checkpoint: the run cannot go on from here"
-            )
-        replace_file(self.metrics_file, lines_of(history))
-        if self.uploads_file.exists():
-            kept = [line for line in self.uploads() if line["round"] <= round]
-            replace_file(self.uploads_file, lines_of(kept))
-        return history
-
-    def save(self, checkpoint: Checkpoint, federation: Federation, config: RunConfig) -> None:
-        """Write a checkpoint of a run with this configuration, whatever its file says by now.
-
-        Until it is whole on the disk, the last one stays.
-        """
-        memories = checkpoint.snapshot.client_memory
-        if isinstance(memories, OnDisk):
-            memories.file.to_disk()
-        about = {
-            "round": checkpoint.snapshot.round,
-            "traffic": asdict(checkpoint.snapshot.traffic),
-            "norms": checkpoint.snapshot.norms.medians,
-            "seconds": checkpoint.seconds,
-            "layout": federation.task.layout.fingerprint(),
-            "config": fingerprint_of(config),
-            "data": digest_of(config.dataset),
-        }
-        for file in (self.uploads_file, self.metrics_file):
-            if file.exists():
-                to_disk(file)  # a checkpoint must never outlive its metrics
-        save_tensors(self.checkpoint_file, tensors_of(checkpoint.snapshot), about)
-
-    def load(self, federation: Federation, device: str) -> Checkpoint | None:
-        """The last checkpoint, checked; None if the run stopped before its first."""
-        if not self.checkpoint_file.exists():
-            return None
-        config = self.config()
-        if missing := config.flat().keys() - read_values(self.config_file).keys():
-            raise ConfigError(
-                f"{self.path} was begun with an earlier fedsift, which had no "
-                f"{', '.join(sorted(missing))}: begin anew with another --out"
-            )
-        try:
-            about, tensors = load_tensors(self.checkpoint_file, device)
-        except CorruptFile as problem:
-            raise ConfigError(str(problem)) from None
-        if about.get("layout") != federation.task.layout.fingerprint():
-            raise ConfigError(f"{self.checkpoint_file} is of another model than config.toml's")
-        if about.get("config") != fingerprint_of(config):
-            raise ConfigError(
-                f"{self.config_file} was changed since {self.checkpoint_file} was written: "
-                "only the number of rounds may change"
-            )
-        if about["round"] > config.rounds:
-            raise ConfigError(
-                f"{self.config_file} asks for {config.rounds} rounds, and {about['round']} are "
-                "done: their number may only grow"
-            )
-        if about.get("data", "") != digest_of(config.dataset):
-            raise ConfigError(
-                f"{self.path} was begun on another text of {config.dataset}: go on with the "
-                "Python that it was begun with, or begin anew with another --out"
-            )
-        try:
-            memories = self.load_memories(federation, tensors)
-        except (OSError, ValueError) as problem:
-            raise ConfigError(f"{self.memory_file} is corrupt: {problem}") from None
-        snapshot = snapshot_of(about, tensors, memories)
-        if missing := set(federation.algorithm.server_memory) - set(snapshot.server_memory):
-            raise ConfigError(
-                f"{self.checkpoint_file} lacks the server's {', '.join(sorted(missing))}: an "
-                "earlier fedsift wrote it; begin anew with another --out"
-            )
-        return Checkpoint(snapshot, about["seconds"])
-
-    def load_memories(self, federation: Federation, tensors: Mapping[str, Tensor]) -> Memories:
-        """What the clients kept: in the checkpoint, or in a file that it refers to."""
-        if "client_slots" not in tensors:
-            return held(tensors)
-        file = SlotFile(federation.algorithm.client_memory, tensors["w"], self.memory_file)
-        numbers, clients = tensors["client_slots"].T.tolist()
-        digests = [bytes(row) for row in tensors["client_digests"].tolist()]
-        return OnDisk(file, dict(zip(clients, file.claim(numbers, digests), strict=True)))
-
-    def save_model(self, federation: Federation, snapshot: Snapshot) -> None:
-        """Write the model of a run's last snapshot: all that ``load_state_dict`` wants.
-
-        Where the clients alone have the model, that is what was trained of it.
-        """
-        task, w = federation.task, federation.model_weights(snapshot)
-        about = {"round": snapshot.round, "layout": task.layout.fingerprint()}
-        model = copy.deepcopy(task.model)
-        if not any(True for _ in model.parameters()):
-            save_tensors(self.model_file, task.layout.unflatten(w), about)
-            return
-        task.layout.write(w, model)
-        # Cloned, as tied parameters share their memory, and a file of tensors has them apart.
-        save_tensors(self.model_file, {k: x.clone() for k, x in model.state_dict().items()}, about)
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write summary.json."""
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary of a finished run."""
         replace_file(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
 
 
-def object_in(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; an empty one if there is no file."""
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a file's JSON object; empty if there is no file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -343,45 +210,8 @@ def object_in(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def is_record(record: Mapping[str, Any]) -> bool:
-    """Whether a line of metrics.jsonl has its numbers.
-
-    >>> is_record({"round": 1})
-    False
-    """
-    numbers = [record.get(key) for key in ("accuracy", "loss")]
-    needed = ("round", "clients", "uplink_bits_paper", "uplink_bytes", "downlink_bytes", "seconds")
-    is_whole = all(isinstance(record.get(key), int | float) for key in needed)
-    return is_whole and all(x is None or isinstance(x, int | float) for x in numbers)
-
-
-def objects_in(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file, one a line, up to the first line that is none."""
-    if not path.exists():
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            break  # a crash cut it off
-        if not isinstance(record, dict):
-            break
-        found.append(record)
-    return found
-
-
-def lines_of(records: Iterable[Mapping[str, Any]]) -> bytes:
-    r"""JSON objects, one a line.
-
-    >>> lines_of([{"round": 1}])
-    b'{"round": 1}\n'
-    """
-    return "".join(json.dumps(record) + "\n" for record in records).encode()
-
-
 def exists(path: Path) -> bool:
-    """Whether there is such a file; a path that the system refuses is refused in one line."""
+    """Whether a file exists; refuse a path that the system does not accept."""
     try:
         return path.exists()
     except OSError as problem:
@@ -389,5 +219,5 @@ def exists(path: Path) -> bool:
 
 
 def column(history: Iterable[Record], name: str) -> list[float]:
-    """One column of the metrics, without the rounds that lack it."""
+    """Return one column of the metrics, without the rounds that lack it."""
     return [float(value) for r in history if (value := r.get(name)) is not None]

@@ -1,4 +1,4 @@
-"""Carry out a run: from its configuration, or from where it stopped."""
+"""Train a run from its configuration, or from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -17,35 +17,29 @@ from torch import nn
 import fedsift
 from fedsift.data import Dataset, digest_of, load, partition_indices, split
 from fedsift.engine.client import one_thread
-from fedsift.engine.cpu import native
 from fedsift.engine.processes.torchrun import Follower, Torchrun, rank, ranks
 from fedsift.errors import ConfigError, Diverged
-from fedsift.federation.round import (
-    Federation,
-)
-from fedsift.federation.snapshot import (
-    Snapshot,
-)
+from fedsift.federation.round import Federation
 from fedsift.models import build
-from fedsift.runs.checkpoint import Checkpoint
-from fedsift.runs.config import (
-    RunConfig,
-)
+from fedsift.runs.checkpoint import Checkpoint, kernels_on, load_checkpoint, save_checkpoint
+from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder, column
+from fedsift.runs.model import save_model
+from fedsift.runs.records import append_round, rewind
 from fedsift.runs.tensorboard import require_tensorboard
 from fedsift.runs.uploads import Uploads, labels_of
 from fedsift.simulation import Options, Record, initial_snapshot, prepare, run_rounds
 
 
 def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federation:
-    """Load the data, unless it is given; deal it out, build the model: all before round 1."""
+    """Load the data unless it is given, split it across clients, and build the model."""
     if config.tensorboard:
         require_tensorboard()
     dataset = dataset or load(config.dataset)
     rows = partition_indices(
         config.partition, dataset.labels, config.clients, config.seed, config.theta
     )
-    with one_thread():  # thousands of tiny copies, which threads would only wait for each other in
+    with one_thread():  # threads slow down thousands of tiny copies
         clients = split(dataset.train, rows)
     model = build(config.model, dataset.shape, config.seed, dataset.dtype)
     check_output(model, dataset, config.model)
@@ -74,7 +68,7 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
 
 
 def check_output(model: nn.Module, dataset: Dataset, name: str) -> None:
-    """Refuse a model whose output is not for the data set's labels."""
+    """Refuse a model whose output does not fit the labels of the data set."""
     (x, y), (_, tested) = dataset.train, dataset.test
     largest = torch.full_like(y[:2], max(int(y.max()), int(tested.max())))
     try:
@@ -82,95 +76,97 @@ def check_output(model: nn.Module, dataset: Dataset, name: str) -> None:
             dataset.loss(model(x[:2]), largest)
     except Exception as problem:  # the model is the user's: anything may happen in it
         raise ConfigError(
-            f"what model {name!r} gives is not for labels from 0 to {int(largest.max())}: {problem}"
+            f"the output of model {name!r} does not fit labels from 0 to {int(largest.max())}: "
+            f"{problem}"
         ) from None
 
 
-def follow(configs: Iterable[RunConfig]) -> None:
-    """What the ranks after the first do: train what rank 0 asks them to, run after run."""
+def train_for_rank_zero(configs: Iterable[RunConfig]) -> None:
+    """Train what rank 0 asks for, run after run; the job of torchrun's other ranks."""
     for config in configs:
         federation = federation_of(config)
         Follower(federation.engine, federation.task, federation.algorithm).serve()
 
 
 @dataclass(frozen=True)
-class Start:
-    """Where a run goes on: its latest snapshot, and the records of the rounds before."""
+class RestoredRun:
+    """The latest checkpoint of a run and the metrics up to it, or the initial state."""
 
     checkpoint: Checkpoint
     is_on_disk: bool
     history: list[Record]
 
 
-def begin(folder: RunFolder, federation: Federation) -> Start:
-    """Find where the run stopped, or its beginning, and drop what was recorded after that."""
+def restore_run(folder: RunFolder, federation: Federation) -> RestoredRun:
+    """Load the latest checkpoint, or the initial state; drop the metrics of later rounds."""
     device = str(federation.task.clients[0][0].device)
-    found = folder.load(federation, device)
+    found = load_checkpoint(folder, federation, device)
     checkpoint = found or Checkpoint(initial_snapshot(federation, folder.memory_file), 0.0)
-    return Start(checkpoint, found is not None, folder.rewind(checkpoint.snapshot.round))
+    return RestoredRun(checkpoint, found is not None, rewind(folder, checkpoint.snapshot.round))
 
 
-def go(
-    folder: RunFolder, federation: Federation, start: Start, rounds: int
+def train_rounds(
+    folder: RunFolder, federation: Federation, restored: RestoredRun, rounds: int
 ) -> Generator[Record, None, None]:
-    """Play the rounds that are still to run_rounds, keeping the folder up to date.
+    """Train the remaining rounds, write each to the folder, and yield its metrics.
 
-    However it ends, the last finished round is saved; with the last of all, the model is, too.
+    However training ends, the last finished round is saved. After the last round the model is saved
+    as well.
     """
-    keeper = Keeper(folder, federation, start)
-    saved = start.checkpoint
+    writer = CheckpointWriter(folder, federation, restored)
+    saved = restored.checkpoint
     uploads = Uploads(federation.task.layout.d)
-    watched = replace(federation, on_upload=uploads.take)
+    watched = replace(federation, on_upload=uploads.add)
     folder.write_clients(labels_of(federation.task))
     try:
         for snapshot, record in run_rounds(watched, saved.snapshot, rounds, saved.seconds):
-            folder.append(record, uploads.sum_up(snapshot.round))
-            keeper.offer(snapshot, float(record["seconds"]))
+            append_round(folder, record, uploads.finish_round(snapshot.round))
+            writer.update(Checkpoint(snapshot, float(record["seconds"])))
             yield record
-        folder.save_model(federation, keeper.latest.snapshot)
-        end(federation)
+        save_model(folder, federation, writer.latest.snapshot)
+        release_ranks(federation)
     except Diverged:
-        end(federation)
+        release_ranks(federation)
         raise
     finally:
-        keeper.save()
+        writer.write()
 
 
-def end(federation: Federation) -> None:
-    """Let other ranks, if there are any, go on to their next run."""
+def release_ranks(federation: Federation) -> None:
+    """Let torchrun's other ranks, if there are any, proceed to their next run."""
     if isinstance(federation.engine, Torchrun):
         federation.engine.end()
 
 
-class Keeper:
-    """Saves checkpoints often, yet in no more than a twentieth of the time."""
+class CheckpointWriter:
+    """Writes checkpoints as often as possible in at most a twentieth of the time."""
 
-    def __init__(self, folder: RunFolder, federation: Federation, start: Start) -> None:
+    def __init__(self, folder: RunFolder, federation: Federation, restored: RestoredRun) -> None:
         self.folder, self.federation = folder, federation
-        self.config = folder.config()  # with which the run trains, even if its file is edited
-        self.latest, self.is_on_disk = start.checkpoint, start.is_on_disk
+        self.config = folder.config()  # as it trains; the file may be edited meanwhile
+        self.latest, self.is_on_disk = restored.checkpoint, restored.is_on_disk
         self.due = 0.0
-        self.saved = start.checkpoint  # keeps from being overwritten what it refers to on the disk
+        self.saved = restored.checkpoint  # a reference keeps its memory slots from being reused
 
-    def offer(self, snapshot: Snapshot, seconds: float) -> None:
-        """Take a round's snapshot, and save it if it is time to."""
-        self.latest, self.is_on_disk = Checkpoint(snapshot, seconds), False
+    def update(self, checkpoint: Checkpoint) -> None:
+        """Take the checkpoint of a round, and write it if enough time has passed."""
+        self.latest, self.is_on_disk = checkpoint, False
         if time.monotonic() >= self.due:
-            self.save()
+            self.write()
 
-    def save(self) -> None:
-        """Save the latest snapshot unless it is saved."""
+    def write(self) -> None:
+        """Write the latest checkpoint unless it is on disk."""
         if self.is_on_disk:
             return
         began = time.monotonic()
-        self.folder.save(self.latest, self.federation, self.config)
+        save_checkpoint(self.folder, self.latest, self.federation, self.config)
         self.is_on_disk, self.saved = True, self.latest
         ended = time.monotonic()
         self.due = ended + 19 * (ended - began)
 
 
-def summarize(config: RunConfig, federation: Federation, history: list[Record]) -> dict[str, Any]:
-    """The contents of summary.json."""
+def run_summary(config: RunConfig, federation: Federation, history: list[Record]) -> dict[str, Any]:
+    """Return the contents of summary.json."""
     accuracies = column(history, "accuracy")
     last = history[-1]
     seconds = float(last["seconds"])
@@ -190,9 +186,9 @@ def summarize(config: RunConfig, federation: Federation, history: list[Record]) 
 
 
 def environment(config: RunConfig) -> dict[str, str]:
-    """What the figures depend on beside the configuration."""
+    """Return what the results depend on besides the configuration: versions and hardware."""
     device = config.torch_device()
-    kernels = {} if device == "cuda" else {"kernels": "PyTorch" if native.load() is None else "C"}
+    kernels = {} if device == "cuda" else {"kernels": kernels_on(device)}
     corpus = digest_of(config.dataset)
     return {
         "fedsift": fedsift.__version__,
@@ -209,19 +205,19 @@ def environment(config: RunConfig) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of this code: FEDSIFT_COMMIT if that is set, else git's, '+' if changed since."""
-    here = Path(__file__)
+    """Return FEDSIFT_COMMIT, or the git commit of this code, with '+' if it was changed since."""
+    file = Path(__file__)
     if named := os.environ.get("FEDSIFT_COMMIT"):
         return named
     try:
-        _git(here, "ls-files", "--error-unmatch", here.name)
-        return _git(here, "describe", "--always", "--dirty=+", "--exclude=*")
+        _git(file, "ls-files", "--error-unmatch", file.name)
+        return _git(file, "describe", "--always", "--dirty=+", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
 def _git(file: Path, *words: str) -> str:
-    said = subprocess.run(
+    done = subprocess.run(
         ["git", *words], cwd=file.parent, capture_output=True, text=True, check=True, timeout=5
     )
-    return said.stdout.strip()
+    return done.stdout.strip()

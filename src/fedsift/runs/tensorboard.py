@@ -11,16 +11,16 @@ from fedsift.simulation import Record
 
 
 def require_tensorboard() -> None:
-    """Say what to install, before anything is written."""
+    """Refuse to start without TensorBoard."""
     if find_spec("tensorboard") is None:
         raise ConfigError("TensorBoard is not installed: pip install 'fedsift[tensorboard]'")
 
 
-def logged(records: Iterable[Record], path: Path) -> Iterator[Record]:
-    """Pass records through, writing each to ``path/tensorboard``."""
+def log_to_tensorboard(records: Iterable[Record], path: Path) -> Iterator[Record]:
+    """Yield the records, and write each to ``path/tensorboard``."""
     from torch.utils.tensorboard import SummaryWriter
 
-    # A resumed run hands out its old records again: what older event files say is purged.
+    # A resumed run yields its earlier records again, so the older event files are purged.
     with SummaryWriter(str(path / "tensorboard"), purge_step=0) as writer:
         for record in records:
             for name, value in record.items():

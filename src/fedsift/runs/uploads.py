@@ -1,7 +1,7 @@
-"""What a round's uploads look like, in a few numbers: bytes by part, masks, magnitudes.
+"""Statistics of a round's uploads: bytes by part, masks, magnitudes.
 
-A federation calls :meth:`Uploads.take` with each upload that it merges. Everything is counted where
-the tensors are; a GPU synchronizes with the host once a round.
+A federation calls :meth:`Uploads.add` with each upload that it merges. Everything is counted on the
+device of the tensors; a GPU synchronizes with the host once per round.
 """
 
 from __future__ import annotations
@@ -20,147 +20,148 @@ from fedsift.codec.update import Part, Update
 from fedsift.task import Task
 
 LOWEST, HIGHEST, PER_DECADE = -20, 4, 10
-"""Magnitudes are counted from 10^LOWEST to 10^HIGHEST, in so many bins a decade."""
+"""Magnitudes are counted from 10^LOWEST to 10^HIGHEST, in PER_DECADE bins per decade."""
 BINS = (HIGHEST - LOWEST) * PER_DECADE
 MOST_VALUES = 1 << 16
-"""Values of one upload and role whose magnitudes are counted; of more, an even choice."""
+"""Values per upload and role whose magnitudes are counted; of more values, every n-th."""
 MOST_CLIENTS = 20
-"""Clients of which each pair is compared."""
+"""The masks of the first MOST_CLIENTS clients are compared pair by pair."""
 MOST_CLASSES = 1000
-"""With more, labels are no classes to draw."""
+"""With more distinct labels, they are not treated as classes."""
 MOST_PENDING = 1 << 22
-"""Indices that wait to be counted together."""
+"""Indices that are collected before they are counted."""
 
 
-def is_looked_at(round: int) -> bool:
+def is_sampled(round: int) -> bool:
     """Whether magnitudes and pairs are recorded: in rounds 1, 2, 5, 10, 20, 50 and so on.
 
-    >>> [n for n in range(1, 1001) if is_looked_at(n)]
+    >>> [n for n in range(1, 1001) if is_sampled(n)]
     [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
     """
     return str(round).rstrip("0") in ("1", "2", "5")
 
 
 @dataclass
-class Chosen:
-    """How often each coordinate was chosen by the masks of one kind."""
+class MaskCounts:
+    """How often the masks of one kind selected each coordinate."""
 
     times: Tensor
-    kept: int = 0
+    added: int = 0
     counted: int = 0
     pending: list[Tensor] = field(default_factory=list)
-    first: list[Tensor] = field(default_factory=list)
+    first_masks: list[Tensor] = field(default_factory=list)
 
-    def add(self, indices: Tensor, keep: bool) -> None:
-        """Take the masks ``(clients, k)`` of some clients."""
-        self.kept += indices.numel()
+    def add(self, indices: Tensor, is_sampled: bool) -> None:
+        """Add the masks ``(clients, k)`` of some clients."""
+        self.added += indices.numel()
         self.pending.append(indices.reshape(-1))
-        if keep:
-            self.first += indices[: MOST_CLIENTS - len(self.first)]
-        if self.kept - self.counted > MOST_PENDING:
+        if is_sampled:
+            self.first_masks += indices[: MOST_CLIENTS - len(self.first_masks)]
+        if self.added - self.counted > MOST_PENDING:
             self.count()
 
     def count(self) -> None:
-        """Count what waits."""
-        waiting = torch.cat(self.pending)
-        self.times.scatter_add_(0, waiting, torch.ones_like(waiting, dtype=torch.int32))
+        """Count the pending indices."""
+        pending = torch.cat(self.pending)
+        self.times.scatter_add_(0, pending, torch.ones_like(pending, dtype=torch.int32))
         self.pending.clear()
-        self.counted = self.kept
+        self.counted = self.added
 
-    def told(self) -> Tensor:
-        """Coordinates that two clients share, summed over ordered pairs; and the union's size."""
+    def overlap_and_union(self) -> Tensor:
+        """Return the coordinates that ordered pairs of clients share, and the union's size."""
         if self.pending:
             self.count()
         times = self.times.to(torch.int64)
         return torch.stack([(times * (times - 1)).sum(), (times > 0).sum()])
 
     def shared(self) -> Tensor:
-        """Coordinates that each pair of the first clients shares, as a square row by row."""
-        every = torch.cat(self.first)
-        owner = torch.cat([torch.full_like(x, n) for n, x in enumerate(self.first)])
+        """Return the coordinates that each pair of the first clients shares, row by row."""
+        every = torch.cat(self.first_masks)
+        owner = torch.cat([torch.full_like(x, n) for n, x in enumerate(self.first_masks)])
         rows = []
-        for indices in self.first:
+        for indices in self.first_masks:
             is_in = torch.zeros_like(self.times).index_fill_(0, indices, 1)
-            row = every.new_zeros(len(self.first))
+            row = every.new_zeros(len(self.first_masks))
             rows.append(row.scatter_add_(0, owner, is_in[every].to(row.dtype)))
         return torch.cat(rows)
 
 
 class Uploads:
-    """Watches a federation's uploads; :meth:`sum_up` gives a round's line of uploads.jsonl."""
+    """Collects the uploads of a round; :meth:`finish_round` returns its line of uploads.jsonl."""
 
     def __init__(self, d: int) -> None:
         self.d = d
-        self._begin()
+        self._clear()
 
-    def _begin(self) -> None:
+    def _clear(self) -> None:
         self.clients: list[int] = []
         self.bytes: Counter[str] = Counter()
-        self.masks: dict[str, Chosen] = {}
+        self.masks: dict[str, MaskCounts] = {}
         self.magnitudes: dict[str, Tensor] = {}
 
-    def take(self, specs: Sequence[Spec], update: Update, sizes: Sequence[int]) -> None:
-        """Take note of some clients' uploads."""
+    def add(self, specs: Sequence[Spec], update: Update, sizes: Sequence[int]) -> None:
+        """Add the uploads of some clients."""
         self.clients += [spec.client for spec in specs]
         self.bytes.update(bytes_by_part(update, specs, sizes))
         for part in update.parts:
-            self._take_part(part, is_looked_at(specs[0].round))
+            self._add_part(part, is_sampled(specs[0].round))
 
-    def _take_part(self, part: Part, look: bool) -> None:
+    def _add_part(self, part: Part, has_samples: bool) -> None:
         if part.indices is not None:
             indices, roles = part.indices, "".join(part.values)
             if roles not in self.masks:
                 times = torch.zeros(self.d, dtype=torch.int32, device=indices.device)
-                self.masks[roles] = Chosen(times)
-            self.masks[roles].add(indices, keep=look)
-        if look:
+                self.masks[roles] = MaskCounts(times)
+            self.masks[roles].add(indices, has_samples)
+        if has_samples:
             for role, coded in part.values.items():
                 counted = magnitudes_of(coded.restore())
                 self.magnitudes[role] = self.magnitudes.get(role, 0) + counted
 
-    def sum_up(self, round: int) -> dict[str, Any]:
-        """The round in one JSON object; then the next round begins."""
-        look = is_looked_at(round)
-        pieces = [*(mask.told() for mask in self.masks.values()), *self.magnitudes.values()]
-        pieces += [mask.shared() for mask in self.masks.values()] if look else []
-        told = iter(torch.cat(pieces).tolist() if pieces else ())  # synchronizes a GPU, once
+    def finish_round(self, round: int) -> dict[str, Any]:
+        """Return the statistics of the round as a JSON object, and start the next round."""
+        has_samples = is_sampled(round)
+        pieces = [mask.overlap_and_union() for mask in self.masks.values()]
+        pieces += self.magnitudes.values()
+        pieces += [mask.shared() for mask in self.masks.values()] if has_samples else []
+        numbers = iter(torch.cat(pieces).tolist() if pieces else ())  # synchronizes a GPU, once
         n = len(self.clients)
         line: dict[str, Any] = {"round": round, "uploads": n, "bytes": dict(self.bytes)}
         line["masks"] = {
-            roles: masks_in_words(next(told), next(told), mask.kept, n, self.d)
+            roles: mask_statistics(next(numbers), next(numbers), mask.added, n, self.d)
             for roles, mask in self.masks.items()
         }
-        if look:
+        if has_samples:
             line["magnitudes"] = {
-                role: magnitudes_in_words(take(told, BINS + 2)) for role in self.magnitudes
+                role: histogram(take(numbers, BINS + 2)) for role in self.magnitudes
             }
             line["clients"] = self.clients[:MOST_CLIENTS]
             line["shared"] = {
-                roles: [take(told, len(mask.first)) for _ in mask.first]
+                roles: [take(numbers, len(mask.first_masks)) for _ in mask.first_masks]
                 for roles, mask in self.masks.items()
             }
-        self._begin()
+        self._clear()
         return line
 
 
-def masks_in_words(shared: int, union: int, kept: int, clients: int, d: int) -> dict[str, Any]:
-    """A round's masks: a client's coordinates, the mean overlap of two clients, the union's share.
+def mask_statistics(shared: int, union: int, total: int, clients: int, d: int) -> dict[str, Any]:
+    """Return the coordinates per client, the mean overlap of two clients and the union's share.
 
-    >>> masks_in_words(shared=4, union=6, kept=8, clients=2, d=12)
+    >>> mask_statistics(shared=4, union=6, total=8, clients=2, d=12)
     {'kept': 4.0, 'overlap': 0.5, 'union': 0.5}
     """
-    of_all_pairs = kept * (clients - 1)
+    of_all_pairs = total * (clients - 1)
     return {
-        "kept": kept / clients,
+        "kept": total / clients,
         "overlap": shared / of_all_pairs if of_all_pairs else None,
         "union": union / d,
     }
 
 
-def magnitudes_in_words(counts: list[int]) -> dict[str, Any]:
-    """Counts by bin, without the empty bins at both ends; the outer bins are counted apart.
+def histogram(counts: list[int]) -> dict[str, Any]:
+    """Return the counts per bin without empty bins at both ends, and the counts outside all bins.
 
-    >>> magnitudes_in_words([7] + [0] * 200 + [1, 2] + [0] * 39)
+    >>> histogram([7] + [0] * 200 + [1, 2] + [0] * 39)
     {'from': 0.0, 'step': 0.1, 'counts': [1, 2], 'outside': 7}
     """
     inner = counts[1:-1]
@@ -174,7 +175,7 @@ def magnitudes_in_words(counts: list[int]) -> dict[str, Any]:
 
 
 def magnitudes_of(x: Tensor) -> Tensor:
-    """How many values lie in each bin of log₁₀|x|; the first and the last bin are open.
+    """Return how many values lie in each bin of log₁₀|x|; the first and the last bin are open.
 
     >>> counted = magnitudes_of(torch.tensor([0.0, 1.1, -1.2, 1e30]))
     >>> [(place, n) for place, n in enumerate(counted.tolist()) if n]
@@ -187,7 +188,7 @@ def magnitudes_of(x: Tensor) -> Tensor:
 
 
 def take(numbers: Iterator[int], count: int) -> list[int]:
-    """The next numbers.
+    """Return the next numbers.
 
     >>> take(iter([1, 2, 3]), 2)
     [1, 2]
@@ -196,16 +197,16 @@ def take(numbers: Iterator[int], count: int) -> list[int]:
 
 
 def labels_of(task: Task) -> list[list[int]] | None:
-    """How many samples of each class each client has; None where labels are not classes."""
+    """Return the number of samples of each class on each client; None without class labels."""
     labels = [y for _, y in task.clients]
     if any(y.is_floating_point() or y.dim() != 1 for y in labels):
         return None
-    together = torch.cat(labels).cpu()
+    all_labels = torch.cat(labels).cpu()
     sizes = torch.tensor([len(y) for y in labels])
-    classes = int(together.max()) + 1
-    if int(together.min()) < 0 or classes > MOST_CLASSES:
+    classes = int(all_labels.max()) + 1
+    if int(all_labels.min()) < 0 or classes > MOST_CLASSES:
         return None
     owner = torch.arange(len(labels)).repeat_interleave(sizes)
-    counts = torch.bincount(owner * classes + together, minlength=len(labels) * classes)
+    counts = torch.bincount(owner * classes + all_labels, minlength=len(labels) * classes)
     found: list[list[int]] = counts.view(len(labels), classes).tolist()
     return found

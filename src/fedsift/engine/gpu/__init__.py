@@ -1,1 +1,11 @@
-"""Fast training on a GPU: stacked clients, CUDA graphs and Triton kernels."""
+"""The GPU engine: stacked clients, CUDA graphs and Triton kernels.
+
+- ``stacked.py``: the engine :class:`~fedsift.engine.gpu.stacked.Stacked`
+- ``stacked_task.py``: the joined data of all clients, and the model's output
+- ``graph_step.py``: one local step of all clients as a CUDA graph
+- ``gradients.py``: three ways to compute the gradients of all clients
+- ``network.py``: a model made of known layers, computed for all clients at once
+- ``layers.py``: these layers, as autograd functions
+- ``channels_last.py``: the memory layout of their parameters
+- ``triton.py``: the kernels
+"""

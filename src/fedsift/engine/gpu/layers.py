@@ -1,9 +1,10 @@
-"""Layers of a network for all clients of a stack at once, on a GPU.
+"""Layers that compute all clients of a stack at once on a GPU.
 
-Each client has weights of its own, so that a layer is a batch of small products. Its gradient by
-the weights goes straight to where the optimizer reads it, and autograd passes on only the gradient
-by the activations. ``anchor`` is a tensor that requires a gradient for no other reason than that
-autograd then calls the first layer's backward pass, too, although its input needs none.
+Each client has its own weights, so a layer is a batch of small matrix products. The backward pass
+writes the gradients of the parameters directly to the optimizer's buffer, and autograd propagates
+only the gradients of the activations. Without a parameter in the graph, autograd would skip the
+backward pass of the first layer, whose input needs no gradient. The ``anchor`` argument, a dummy
+tensor that requires a gradient, prevents this.
 """
 
 from __future__ import annotations
@@ -19,32 +20,32 @@ from fedsift.engine.gpu import triton as kernels
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter of every client: its value ``(clients, ...)`` and where its gradient goes.
+    """A parameter of every client ``(clients, ...)`` and the memory for its gradient.
 
-    ``short`` is the value in the format that products are computed in.
+    ``low_precision`` is the value in the number format of the matrix products.
     """
 
     value: Tensor
-    short: Tensor
+    low_precision: Tensor
     gradient: Tensor
 
 
 @dataclass(frozen=True)
 class Window:
-    """A convolution's geometry: ``side`` × ``side`` taps."""
+    """The geometry of a convolution with ``side`` × ``side`` taps."""
 
     side: int = 1
     stride: int = 1
     padding: int = 0
 
-    def size(self, before: int) -> int:
-        """Pixels along an axis after the convolution."""
-        return (before + 2 * self.padding - self.side) // self.stride + 1
+    def output_size(self, size: int) -> int:
+        """Return the number of output pixels along an axis of ``size`` input pixels."""
+        return (size + 2 * self.padding - self.side) // self.stride + 1
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How large a piece of a product one block computes, and with how many threads."""
+    """The part of a matrix product that one GPU block computes, and its warps and stages."""
 
     rows: int
     columns: int
@@ -53,8 +54,8 @@ class Tile:
     stages: int
 
 
-class Convolution(torch.autograd.Function):
-    """Every client's convolution of its own images with its own weights."""
+class StackedConvolution(torch.autograd.Function):
+    """Convolve each client's images with its own weights."""
 
     @staticmethod
     def forward(
@@ -67,30 +68,32 @@ class Convolution(torch.autograd.Function):
         relu: bool,
         precision: str,
     ) -> Tensor:
-        """Convolve, and rectify if wanted."""
+        """Convolve, then apply ReLU if ``relu``."""
         clients, batch, height, width, _ = x.shape
         outputs = weight.value.shape[1]
-        y = x.new_empty(clients, batch, window.size(height), window.size(width), outputs)
-        convolve(x, weight.short, None if bias is None else bias.value, y, window, relu, precision)
-        ctx.about = weight, bias, window, relu, precision
+        size = window.output_size(height), window.output_size(width)
+        y = x.new_empty(clients, batch, *size, outputs)
+        offset = None if bias is None else bias.value
+        convolve(x, weight.low_precision, offset, y, window, relu, precision)
+        ctx.arguments = weight, bias, window, relu, precision
         ctx.save_for_backward(x, y if relu else x.new_empty(0))
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """The gradients: by the parameters to their places, by x handed on."""
-        weight, bias, window, relu, precision = ctx.about
+        """Return the gradient of x; write those of the parameters to their buffers."""
+        weight, bias, window, relu, precision = ctx.arguments
         x, y = ctx.saved_tensors
         if relu:
             gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
         gradient = gradient.contiguous()
-        by_bias = None if bias is None else bias.gradient
-        weights_gradient(x, gradient, weight.gradient, by_bias, window, precision)
-        by_x = None
+        bias_gradient = None if bias is None else bias.gradient
+        weight_gradient(x, gradient, weight.gradient, bias_gradient, window, precision)
+        x_gradient = None
         if ctx.needs_input_grad[1]:
-            by_x = torch.empty_like(x)
-            convolve_back(gradient, weight.short, by_x, window, precision)
-        return None, by_x, None, None, None, None, None
+            x_gradient = torch.empty_like(x)
+            input_gradient(gradient, weight.low_precision, x_gradient, window, precision)
+        return None, x_gradient, None, None, None, None, None
 
 
 def convolve(
@@ -103,164 +106,150 @@ def convolve(
     precision: str,
 ) -> None:
     """Write the convolution of x with the weights to y."""
-    channels = x.shape[-1]
-    strides = (window.side**2 * channels, channels, 1)
-    _windows(
-        x, weight, bias, y, window, strides, relu, precision,
-        step=window.stride, sign=1, shift=-window.padding, divisor=1,
-    )  # fmt: skip
+    _launch_convolution(x, weight, bias, y, window, relu, precision, backward=False)
 
 
-def convolve_back(
-    gradient: Tensor, weight: Tensor, by_x: Tensor, window: Window, precision: str
+def input_gradient(
+    gradient: Tensor, weight: Tensor, x_gradient: Tensor, window: Window, precision: str
 ) -> None:
-    """Write the gradient by a convolution's input, given that by its output."""
-    channels = by_x.shape[-1]
-    strides = (1, channels, window.side**2 * channels)
-    _windows(
-        gradient, weight, None, by_x, window, strides, False, precision,
-        step=1, sign=-1, shift=window.padding, divisor=window.stride,
-    )  # fmt: skip
+    """Write the gradient with respect to a convolution's input, given that of its output."""
+    _launch_convolution(gradient, weight, None, x_gradient, window, False, precision, backward=True)
 
 
-def _windows(
+def _launch_convolution(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     y: Tensor,
     window: Window,
-    strides: tuple[int, int, int],
     relu: bool,
     precision: str,
     *,
-    step: int,
-    sign: int,
-    shift: int,
-    divisor: int,
+    backward: bool,
 ) -> None:
     clients, batch, in_height, in_width, channels = x.shape
     _, _, height, width, outputs = y.shape
     rows = batch * height * width
-    tile = window_tile(rows, outputs, channels, clients, x.element_size())
-    even = channels % tile.depth == 0
+    tile = convolution_tile(rows, outputs, channels, clients, x.element_size())
+    is_even = channels % tile.depth == 0
     grid = (-(-rows // tile.rows) * -(-outputs // tile.columns), clients)
-    kernels.windows_kernel[grid](
+    kernels.convolution_kernel[grid](
         x, weight, bias, y, rows, height, width, in_height, in_width, channels, outputs,
-        step, sign, shift, x.stride(0), weight.stride(0), *strides,
-        0 if bias is None else bias.stride(0), y.stride(0),
-        TAPS=window.side**2, SIDE=window.side, CHANNELS=0 if even else channels, DIVISOR=divisor,
-        BIAS=bias is not None, RELU=relu, PRECISION=precision, PADDED=shift != 0 or sign < 0,
+        x.stride(0), weight.stride(0), 0 if bias is None else bias.stride(0), y.stride(0),
+        SIDE=window.side, STRIDE=window.stride, PADDING=window.padding, BACKWARD=backward,
+        CHANNELS=0 if is_even else channels, BIAS=bias is not None, RELU=relu, PRECISION=precision,
         ROWS=tile.rows, OUTPUTS=tile.columns, DEPTH=tile.depth,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
-def window_tile(rows: int, outputs: int, channels: int, clients: int, item: int) -> Tile:
-    """The piece of the output that one block computes."""
+def convolution_tile(rows: int, outputs: int, channels: int, clients: int, item_size: int) -> Tile:
+    """Return the tile of a convolution's output that one block computes."""
     if channels % 32:
-        columns = min(64, power(outputs))
+        columns = min(64, block_size(outputs))
         return Tile(128 if columns == 16 else 64, columns, 32, 2, 2)
-    depth = 64 if item == 2 and channels % 64 == 0 else 32
-    columns = min(128, power(outputs))
-    few = clients * rows * outputs < 128 * columns * 400
-    tall = 64 if few else 128
-    return Tile(tall, columns, depth, 8 if tall * columns >= 128 * 128 else 4, 3)
+    depth = 64 if item_size == 2 and channels % 64 == 0 else 32
+    columns = min(128, block_size(outputs))
+    is_small = clients * rows * outputs < 128 * columns * 400
+    tile_rows = 64 if is_small else 128
+    return Tile(tile_rows, columns, depth, 8 if tile_rows * columns >= 128 * 128 else 4, 3)
 
 
-def weights_gradient(
+def weight_gradient(
     x: Tensor,
     gradient: Tensor,
     result: Tensor,
-    by_bias: Tensor | None,
+    bias_result: Tensor | None,
     window: Window,
     precision: str,
 ) -> None:
-    """Write the gradient by the weights ``(clients, outputs, side, side, channels)`` and bias."""
+    """Write the gradients of the weights ``(clients, outputs, side, side, channels)`` and bias."""
     clients, batch, in_height, in_width, channels = x.shape
     _, _, height, width, outputs = gradient.shape
     rows, taps = batch * height * width, window.side**2
     tile = weight_tile(outputs, taps * channels, channels, x.element_size())
-    even = channels % tile.columns == 0
-    if even and by_bias is not None:
-        torch.sum(gradient, (1, 2, 3), dtype=by_bias.dtype, out=by_bias)
-        by_bias = None
-    biased = by_bias is not None
-    blocks = -(-outputs // tile.rows) * -(-(taps * channels + biased) // tile.columns)
-    portions = portions_of(rows, blocks * clients, tile.depth)
+    is_even = channels % tile.columns == 0
+    if is_even and bias_result is not None:
+        torch.sum(gradient, (1, 2, 3), dtype=bias_result.dtype, out=bias_result)
+        bias_result = None
+    has_bias = bias_result is not None
+    blocks = -(-outputs // tile.rows) * -(-(taps * channels + has_bias) // tile.columns)
+    portions = num_portions(rows, blocks * clients, tile.depth)
     portion = -(-rows // portions // tile.depth) * tile.depth
     portions = -(-rows // portion)
-    shares = None if by_bias is None else _shares(by_bias, portions)
-    into = _shares(result, portions)
-    kernels.weights_kernel[(blocks, clients, portions)](
-        x, gradient, into, shares, rows, height, width, in_height, in_width, channels, outputs,
-        window.stride, -window.padding, portion, x.stride(0), gradient.stride(0),
-        into.stride(1), into.stride(0), *((0, 0) if shares is None else shares.stride()[1::-1]),
-        TAPS=taps, SIDE=window.side, CHANNELS=0 if even else channels, PRECISION=precision,
-        BIAS=biased, PADDED=window.padding != 0,
+    bias_sums = None if bias_result is None else _partial_sums(bias_result, portions)
+    sums = _partial_sums(result, portions)
+    kernels.weight_gradient_kernel[(blocks, clients, portions)](
+        x, gradient, sums, bias_sums, rows, height, width, in_height, in_width, channels, outputs,
+        portion, x.stride(0), gradient.stride(0), sums.stride(1), sums.stride(0),
+        *((0, 0) if bias_sums is None else bias_sums.stride()[1::-1]),
+        SIDE=window.side, STRIDE=window.stride, PADDING=window.padding,
+        CHANNELS=0 if is_even else channels, BIAS=has_bias, PRECISION=precision,
         OUTPUTS=tile.rows, INPUTS=tile.columns, DEPTH=tile.depth,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if portions > 1:
-        torch.sum(into, 0, out=result)
-        if shares is not None and by_bias is not None:
-            torch.sum(shares, 0, out=by_bias)
+        torch.sum(sums, 0, out=result)
+        if bias_sums is not None and bias_result is not None:
+            torch.sum(bias_sums, 0, out=bias_result)
 
 
-def _shares(result: Tensor, portions: int) -> Tensor:
-    """Where each portion's sum goes: to the result itself if there is but one."""
+def _partial_sums(result: Tensor, portions: int) -> Tensor:
+    """Return memory for the sum of each portion. A single portion writes to the result itself."""
     return result[None] if portions == 1 else result.new_empty(portions, *result.shape)
 
 
-def weight_tile(outputs: int, entries: int, channels: int, item: int) -> Tile:
-    """The piece of the weights' gradient that one block computes."""
-    rows = min(128, power(outputs))
+def weight_tile(outputs: int, entries: int, channels: int, item_size: int) -> Tile:
+    """Return the tile of the weights' gradient that one block computes."""
+    rows = min(128, block_size(outputs))
     if channels % 32:
-        rows, columns = min(64, rows), min(64, power(entries + 1))
+        rows, columns = min(64, rows), min(64, block_size(entries + 1))
         return Tile(rows, columns, 64, max(1, rows * columns // 1024), 2)
     columns = 128 if channels % 128 == 0 else 64 if channels % 64 == 0 else 32
-    return Tile(rows, columns, 64 if item == 2 else 32, 8 if rows * columns >= 128 * 128 else 4, 3)
+    warps = 8 if rows * columns >= 128 * 128 else 4
+    return Tile(rows, columns, 64 if item_size == 2 else 32, warps, 3)
 
 
-def portions_of(rows: int, blocks: int, depth: int) -> int:
-    """Into how many portions to split a sum, so that there is work for the whole GPU.
+def num_portions(rows: int, blocks: int, depth: int) -> int:
+    """Return the number of portions of a sum that gives the whole GPU work.
 
-    >>> portions_of(36864, 20, 64), portions_of(1024, 2880, 64)
+    >>> num_portions(36864, 20, 64), num_portions(1024, 2880, 64)
     (40, 1)
     """
     return max(1, min(800 // blocks, rows // (4 * depth)))
 
 
-class Pool(torch.autograd.Function):
-    """Max pooling over windows that do not overlap; then a ReLU, if wanted."""
+class StackedMaxPool(torch.autograd.Function):
+    """Max pooling over windows that do not overlap, optionally followed by ReLU."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, side: int, relu: bool) -> Tensor:
-        """Pool, and rectify if wanted."""
+        """Pool, then apply ReLU if ``relu``."""
         clients, batch, height, width, channels = x.shape
         y = x.new_empty(clients, batch, height // side, width // side, channels)
-        where = torch.empty_like(y, dtype=torch.int8)
+        argmax = torch.empty_like(y, dtype=torch.int8)
         kernels.pool_kernel[(-(-y.numel() // 512),)](
-            x, y, where, y.numel(), *_pool_sizes(x, y), SIDE=side, RELU=relu, BLOCK=512
+            x, y, argmax, y.numel(), *_pool_sizes(x, y), SIDE=side, RELU=relu, BLOCK=512
         )
-        ctx.about = side, x.shape
-        ctx.save_for_backward(where)
+        ctx.arguments = side, x.shape
+        ctx.save_for_backward(argmax)
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """The gradient by x."""
-        side, shape = ctx.about
-        (where,) = ctx.saved_tensors
-        covered = shape[2] % side == 0 and shape[3] % side == 0
-        by_x = (torch.empty if covered else torch.zeros)(
+        """Return the gradient of x."""
+        side, shape = ctx.arguments
+        (argmax,) = ctx.saved_tensors
+        is_covered = shape[2] % side == 0 and shape[3] % side == 0
+        x_gradient = (torch.empty if is_covered else torch.zeros)(
             shape, dtype=gradient.dtype, device=gradient.device
         )
         gradient = gradient.contiguous()
         kernels.unpool_kernel[(-(-gradient.numel() // 512),)](
-            gradient, where, by_x, gradient.numel(), *_pool_sizes(by_x, gradient),
+            gradient, argmax, x_gradient, gradient.numel(), *_pool_sizes(x_gradient, gradient),
             SIDE=side, BLOCK=512,
         )  # fmt: skip
-        return by_x, None, None
+        return x_gradient, None, None
 
 
 def _pool_sizes(x: Tensor, y: Tensor) -> tuple[int, int, int, int, int]:
@@ -268,8 +257,8 @@ def _pool_sizes(x: Tensor, y: Tensor) -> tuple[int, int, int, int, int]:
     return width, y.shape[4], in_width, x.shape[2] * in_width, y.shape[2] * width
 
 
-class GroupNorm(torch.autograd.Function):
-    """Group normalization with every client's own scale and bias; then a ReLU, if wanted."""
+class StackedGroupNorm(torch.autograd.Function):
+    """Group normalization with each client's scale and bias, optionally followed by ReLU."""
 
     @staticmethod
     def forward(
@@ -282,57 +271,57 @@ class GroupNorm(torch.autograd.Function):
         eps: float,
         relu: bool,
     ) -> Tensor:
-        """Normalize, and rectify if wanted."""
+        """Normalize, then apply ReLU if ``relu``."""
         clients, batch, height, width, channels = x.shape
         y = torch.empty_like(x)
-        mean, spread = x.new_empty(2, clients * batch, groups, dtype=torch.float32)
+        mean, inverse_std = x.new_empty(2, clients * batch, groups, dtype=torch.float32)
         kernels.norm_kernel[(clients * batch,)](
-            x, scale.value, bias.value, y, mean, spread,
+            x, scale.value, bias.value, y, mean, inverse_std,
             height * width, batch, scale.value.stride(0), eps,
             CHANNELS=channels, GROUPS=groups, RELU=relu, ROWS=norm_rows(channels), num_warps=4,
         )  # fmt: skip
-        ctx.about = scale, bias, groups, relu
-        ctx.save_for_backward(x, y, mean, spread)
+        ctx.arguments = scale, bias, groups, relu
+        ctx.save_for_backward(x, y, mean, inverse_std)
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """The gradients: by the parameters to their places, by x handed on."""
-        scale, bias, groups, relu = ctx.about
-        x, y, mean, spread = ctx.saved_tensors
+        """Return the gradient of x; write those of the parameters to their buffers."""
+        scale, bias, groups, relu = ctx.arguments
+        x, y, mean, inverse_std = ctx.saved_tensors
         clients, batch, height, width, channels = x.shape
-        by_x = torch.empty_like(x)
-        shares = x.new_empty(2, clients, batch, channels, dtype=torch.float32)
+        x_gradient = torch.empty_like(x)
+        sums = x.new_empty(2, clients, batch, channels, dtype=torch.float32)
         kernels.norm_gradient_kernel[(clients * batch,)](
-            x, y, gradient.contiguous(), scale.value, mean, spread, by_x, shares[0], shares[1],
-            height * width, batch, scale.value.stride(0),
+            x, y, gradient.contiguous(), scale.value, mean, inverse_std, x_gradient,
+            sums[0], sums[1], height * width, batch, scale.value.stride(0),
             CHANNELS=channels, GROUPS=groups, RELU=relu, ROWS=norm_rows(channels), num_warps=4,
         )  # fmt: skip
-        torch.sum(shares[0], 1, out=scale.gradient)
-        torch.sum(shares[1], 1, out=bias.gradient)
-        return None, by_x, None, None, None, None, None
+        torch.sum(sums[0], 1, out=scale.gradient)
+        torch.sum(sums[1], 1, out=bias.gradient)
+        return None, x_gradient, None, None, None, None, None
 
 
 def norm_rows(channels: int) -> int:
-    """Pixels that a block of the normalization takes at a time."""
+    """Return the number of pixels that a block of the normalization loads at a time."""
     return max(1, 4096 // channels)
 
 
 def cross_entropy(output: Tensor, labels: Tensor, loss: Tensor) -> Tensor:
-    """The gradient by the output; each client's mean loss is added to ``loss``."""
+    """Return the gradient of the output, and add each client's mean loss to ``loss``."""
     clients, batch, classes = output.shape
     gradient = torch.empty_like(output)
     kernels.cross_entropy_kernel[(clients,)](
         output, labels, gradient, loss, batch, classes,
-        BATCH=power(batch), CLASSES=power(classes),
+        BATCH=block_size(batch), CLASSES=block_size(classes),
     )  # fmt: skip
     return gradient
 
 
-def power(number: int) -> int:
-    """The smallest power of two that is at least the number, and at least 16.
+def block_size(number: int) -> int:
+    """Return the smallest power of two that is at least ``number`` and at least 16.
 
-    >>> power(10), power(25), power(128)
+    >>> block_size(10), block_size(25), block_size(128)
     (16, 32, 128)
     """
     return int(max(16, 1 << (number - 1).bit_length()))

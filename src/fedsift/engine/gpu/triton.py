@@ -1,8 +1,8 @@
-"""GPU kernels in Triton; imported only where there is a GPU.
+"""GPU kernels in Triton. Import this module only where Triton is installed.
 
-Images lie as ``(client, sample, height, width, channel)``, weights as ``(client, output, tap,
-input)``, where a tap is a place of the convolution's window. The second index of a grid is the
-client, so that blocks which run side by side share a client's weights in the cache.
+Images are stored as ``(client, sample, height, width, channel)`` and weights as ``(client, output,
+tap, input)``, where a tap is one position of the convolution window. The second axis of each grid
+is the client, so blocks that run at the same time share a client's weights in the cache.
 """
 
 import triton
@@ -11,14 +11,14 @@ import triton.language as tl
 
 @triton.jit
 def adam_kernel(
-    w, m, v, gradient, short, first, last, lr, beta1, rest1, beta2, rest2, eps,
-    SHORT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
+    w, m, v, gradient, low_precision, first, last, lr, beta1, rest1, beta2, rest2, eps,
+    LOW_PRECISION: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Equations (4), (5) and (3) of the paper for one block of coordinates, in place.
 
-    ``rest1`` and ``rest2`` are 1 - beta1 and 1 - beta2, of which float32 would lose five digits.
-    ``short`` receives the weights in the shorter format that the layers compute in. Only blocks
-    that are not EVEN look for the end: elsewhere that would keep loads from being wide.
+    ``rest1`` and ``rest2`` are 1 - beta1 and 1 - beta2, computed in float64: in float32 they would
+    lose five digits. If LOW_PRECISION, ``low_precision`` receives the weights in the layers' number
+    format. If EVEN, all coordinates are inside, and loads without a mask are wider.
     """
     at = first + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < last if not EVEN else tl.full((BLOCK,), True, tl.int1)
@@ -30,25 +30,59 @@ def adam_kernel(
     step = lr * tl.div_rn(mean, tl.sqrt_rn(square + eps))
     new = tl.load(w + at, mask=inside) - step
     tl.store(w + at, new, mask=inside)
-    if SHORT:
-        tl.store(short + at, new.to(short.dtype.element_ty), mask=inside)
+    if LOW_PRECISION:
+        tl.store(low_precision + at, new.to(low_precision.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def windows_kernel(
-    x, w, bias, y, rows, height, width, in_height, in_width, channels, outputs,
-    step, sign, shift, x_client, w_client, w_output, w_tap, w_channel, bias_client, y_client,
-    TAPS: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, DIVISOR: tl.constexpr,
-    BIAS: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
-    PADDED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
-    """Each pixel of y is the product of a window of x with the weights.
+def input_pixel(
+    row, column, inside, in_height, in_width, DIVISOR: tl.constexpr, PADDED: tl.constexpr
+):
+    """The input pixel that a tap reads, and whether it exists.
 
-    The window of pixel p has its tap t at (p * step + sign * t + shift) / DIVISOR, where that is
-    whole and inside x; this covers a convolution and, with weights transposed, its gradient by x.
-    CHANNELS = 0 says that DEPTH divides the channels; else it is their number. Unless PADDED, every
-    tap is inside x.
+    ``row`` and ``column`` count in steps of 1 / DIVISOR pixels, so only multiples of DIVISOR are
+    pixels. If not PADDED, every tap is known to be inside the image.
     """
+    if DIVISOR > 1:
+        inside = inside & (row % DIVISOR == 0) & (column % DIVISOR == 0)
+        row = row // DIVISOR
+        column = column // DIVISOR
+    if PADDED:
+        inside = inside & (row >= 0) & (row < in_height)
+        inside = inside & (column >= 0) & (column < in_width)
+    return row, column, inside
+
+
+@triton.jit
+def convolution_kernel(
+    x, w, bias, y, rows, height, width, in_height, in_width, channels, outputs,
+    x_client, w_client, bias_client, y_client,
+    SIDE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BACKWARD: tl.constexpr,
+    CHANNELS: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Convolve x with the weights; if BACKWARD, compute a convolution's gradient with respect to x.
+
+    Each row of the product is one pixel p of y, and its tap t reads pixel (p * step + sign * t +
+    shift) / divisor of x. Forward, the step is the stride; backward, the divisor is the stride, the
+    taps run the other way, and the weights are transposed.
+
+    CHANNELS = 0 means that DEPTH divides the number of channels. Otherwise it is that number.
+    """
+    TAPS: tl.constexpr = SIDE * SIDE
+    PADDED: tl.constexpr = BACKWARD or PADDING > 0
+    DIVISOR: tl.constexpr = STRIDE if BACKWARD else 1
+    step: tl.constexpr = 1 if BACKWARD else STRIDE
+    sign: tl.constexpr = -1 if BACKWARD else 1
+    shift: tl.constexpr = PADDING if BACKWARD else -PADDING
+    if BACKWARD:
+        w_output = 1
+        w_tap = outputs
+        w_channel = TAPS * outputs
+    else:
+        w_output = TAPS * channels
+        w_tap = channels
+        w_channel = 1
     client = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(outputs, OUTPUTS)
     row = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
@@ -59,77 +93,68 @@ def windows_kernel(
     x += client * x_client
     w += client * w_client
     sample = (row // (height * width)) * (in_height * in_width)
-    inside = row < rows
-    wanted = output < outputs
+    is_row = row < rows
+    is_output = output < outputs
     total = tl.zeros((ROWS, OUTPUTS), tl.float32)
     if CHANNELS == 0:
         blocks = channels // DEPTH
         for number in range(TAPS * blocks):
             tap = number // blocks
             channel = (number % blocks) * DEPTH + tl.arange(0, DEPTH)
-            down = top + sign * (tap // SIDE)
-            right = left + sign * (tap % SIDE)
-            found = inside
-            if DIVISOR > 1:
-                found = found & (down % DIVISOR == 0) & (right % DIVISOR == 0)
-                down = down // DIVISOR
-                right = right // DIVISOR
-            if PADDED:
-                found = found & (down >= 0) & (down < in_height)
-                found = found & (right >= 0) & (right < in_width)
+            down, right, found = input_pixel(
+                top + sign * (tap // SIDE), left + sign * (tap % SIDE), is_row,
+                in_height, in_width, DIVISOR, PADDED,
+            )  # fmt: skip
             place = (sample + down * in_width + right) * channels
             a = tl.load(x + place[:, None] + channel[None, :], mask=found[:, None], other=0.0)
             at = output[None, :] * w_output + tap * w_tap + channel[:, None] * w_channel
-            b = tl.load(w + at, mask=wanted[None, :], other=0.0)
+            b = tl.load(w + at, mask=is_output[None, :], other=0.0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
     else:
         for start in range(0, TAPS * CHANNELS, DEPTH):
-            deep = start + tl.arange(0, DEPTH)
-            tap = deep // CHANNELS
-            channel = deep % CHANNELS
-            found = inside[:, None] & (deep < TAPS * CHANNELS)[None, :]
-            if PADDED:
-                down = top[:, None] + sign * (tap // SIDE)[None, :]
-                right = left[:, None] + sign * (tap % SIDE)[None, :]
-                if DIVISOR > 1:
-                    found = found & (down % DIVISOR == 0) & (right % DIVISOR == 0)
-                    down = down // DIVISOR
-                    right = right // DIVISOR
-                found = found & (down >= 0) & (down < in_height)
-                found = found & (right >= 0) & (right < in_width)
+            entry = start + tl.arange(0, DEPTH)
+            tap = entry // CHANNELS
+            channel = entry % CHANNELS
+            is_entry = entry < TAPS * CHANNELS
+            down, right, found = input_pixel(
+                top[:, None] + sign * (tap // SIDE)[None, :],
+                left[:, None] + sign * (tap % SIDE)[None, :],
+                is_row[:, None] & is_entry[None, :],
+                in_height, in_width, DIVISOR, PADDED,
+            )  # fmt: skip
             if DIVISOR > 1:
                 place = (sample[:, None] + down * in_width + right) * CHANNELS + channel[None, :]
             else:
                 corner = (sample + top * in_width + left) * CHANNELS
-                away = sign * ((tap // SIDE) * in_width + tap % SIDE) * CHANNELS + channel
-                place = corner[:, None] + away[None, :]
+                offset = sign * ((tap // SIDE) * in_width + tap % SIDE) * CHANNELS + channel
+                place = corner[:, None] + offset[None, :]
             a = tl.load(x + place, mask=found, other=0.0)
             at = output[None, :] * w_output + (tap * w_tap + channel * w_channel)[:, None]
-            known = wanted[None, :] & (deep < TAPS * CHANNELS)[:, None]
-            b = tl.load(w + at, mask=known, other=0.0)
+            b = tl.load(w + at, mask=is_output[None, :] & is_entry[:, None], other=0.0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
     if BIAS:
-        total += tl.load(bias + client * bias_client + output, mask=wanted, other=0.0)[None, :]
+        total += tl.load(bias + client * bias_client + output, mask=is_output, other=0.0)[None, :]
     if RELU:
         total = tl.maximum(total, 0.0)
     place = client * y_client + row[:, None] * outputs + output[None, :]
-    tl.store(y + place, total.to(y.dtype.element_ty), mask=inside[:, None] & wanted[None, :])
+    tl.store(y + place, total.to(y.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
 
 
 @triton.jit
-def weights_kernel(
-    x, gradient, result, by_bias, rows, height, width, in_height, in_width, channels, outputs,
-    step, shift, portion, x_client, gradient_client, result_client, result_portion,
-    bias_client, bias_portion,
-    TAPS: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr, PRECISION: tl.constexpr,
-    BIAS: tl.constexpr, PADDED: tl.constexpr,
+def weight_gradient_kernel(
+    x, gradient, result, bias_result, rows, height, width, in_height, in_width, channels, outputs,
+    portion, x_client, gradient_client, result_client, result_portion, bias_client, bias_portion,
+    SIDE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, CHANNELS: tl.constexpr,
+    BIAS: tl.constexpr, PRECISION: tl.constexpr,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """The gradient by the weights, summed over one portion of the pixels.
+    """The gradient with respect to the weights, summed over one portion of the pixels.
 
-    CHANNELS = 0 says that INPUTS divides the channels; else it is their number, and the bias, if
-    any, counts as one more entry of the window, which is always 1.
+    CHANNELS = 0 means that INPUTS divides the number of channels. Otherwise it is that number, and
+    with BIAS the window has one more entry, which is always 1.
     """
+    TAPS: tl.constexpr = SIDE * SIDE
+    PADDED: tl.constexpr = PADDING > 0
     client = tl.program_id(1).to(tl.int64)
     first = tl.program_id(2) * portion
     last = tl.minimum(first + portion, rows)
@@ -144,60 +169,58 @@ def weights_kernel(
         channel = entry % CHANNELS
     x += client * x_client
     gradient += client * gradient_client
-    wanted = output < outputs
-    known = entry < TAPS * channels
+    is_output = output < outputs
+    is_weight = entry < TAPS * channels
     total = tl.zeros((OUTPUTS, INPUTS), tl.float32)
     for start in range(first, last, DEPTH):
         row = start + tl.arange(0, DEPTH)
-        inside = row < last
+        is_row = row < last
         pixel = row % (height * width)
         sample = (row // (height * width)) * (in_height * in_width)
-        top = (pixel // width) * step + shift
-        left = (pixel % width) * step + shift
+        top = (pixel // width) * STRIDE - PADDING
+        left = (pixel % width) * STRIDE - PADDING
         g = tl.load(
             gradient + row[:, None] * outputs + output[None, :],
-            mask=inside[:, None] & wanted[None, :], other=0.0,
+            mask=is_row[:, None] & is_output[None, :], other=0.0,
         )  # fmt: skip
         if CHANNELS == 0:
-            down = top + tap // SIDE
-            right = left + tap % SIDE
-            found = inside
-            if PADDED:
-                found = found & (down >= 0) & (down < in_height)
-                found = found & (right >= 0) & (right < in_width)
+            down, right, found = input_pixel(
+                top + tap // SIDE, left + tap % SIDE, is_row, in_height, in_width, 1, PADDED
+            )
             place = (sample + down * in_width + right) * channels
             b = tl.load(x + place[:, None] + channel[None, :], mask=found[:, None], other=0.0)
         else:
-            found = inside[:, None] & known[None, :]
-            if PADDED:
-                down = top[:, None] + (tap // SIDE)[None, :]
-                right = left[:, None] + (tap % SIDE)[None, :]
-                found = found & (down >= 0) & (down < in_height)
-                found = found & (right >= 0) & (right < in_width)
+            down, right, found = input_pixel(
+                top[:, None] + (tap // SIDE)[None, :], left[:, None] + (tap % SIDE)[None, :],
+                is_row[:, None] & is_weight[None, :], in_height, in_width, 1, PADDED,
+            )  # fmt: skip
             corner = (sample + top * in_width + left) * CHANNELS
-            away = ((tap // SIDE) * in_width + tap % SIDE) * CHANNELS + channel
-            b = tl.load(x + corner[:, None] + away[None, :], mask=found, other=0.0)
+            offset = ((tap // SIDE) * in_width + tap % SIDE) * CHANNELS + channel
+            b = tl.load(x + corner[:, None] + offset[None, :], mask=found, other=0.0)
             if BIAS:
                 b = tl.where((entry == TAPS * CHANNELS)[None, :], 1.0, b).to(b.dtype)
         total = tl.dot(tl.trans(g), b, total, input_precision=PRECISION)
     place = output[:, None] * (TAPS * channels) + entry[None, :]
     place += client * result_client + tl.program_id(2).to(tl.int64) * result_portion
-    tl.store(result + place, total, mask=wanted[:, None] & known[None, :])
+    tl.store(result + place, total, mask=is_output[:, None] & is_weight[None, :])
     if BIAS:
         place = client * bias_client + tl.program_id(2).to(tl.int64) * bias_portion
         place += output[:, None] + tl.zeros((OUTPUTS, INPUTS), tl.int64)
-        last = (entry == TAPS * channels)[None, :]
-        tl.store(by_bias + place, total, mask=wanted[:, None] & last)
+        is_bias = (entry == TAPS * channels)[None, :]
+        tl.store(bias_result + place, total, mask=is_output[:, None] & is_bias)
 
 
 @triton.jit
 def pool_kernel(
-    x, y, where, numbers, width, channels, in_width, in_area, area,
+    x, y, argmax, numel, width, channels, in_width, in_area, area,
     SIDE: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The largest of each window, the first of equals; with RELU, nothing below zero."""
+    """Write the maximum of each window and its tap (the first of equals); with RELU, at least 0.
+
+    A window without a positive value has tap -1 if RELU.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < numbers
+    inside = at < numel
     pixel = at // channels
     place = ((pixel // area) * in_area + (pixel % area // width) * SIDE * in_width) * channels
     place += (pixel % width) * SIDE * channels + at % channels
@@ -213,22 +236,22 @@ def pool_kernel(
         tap = tl.where(best > 0, tap, -1).to(tl.int8)
         best = tl.maximum(best, 0.0)
     tl.store(y + at, best, mask=inside)
-    tl.store(where + at, tap, mask=inside)
+    tl.store(argmax + at, tap, mask=inside)
 
 
 @triton.jit
 def unpool_kernel(
-    gradient, where, result, numbers, width, channels, in_width, in_area, area,
+    gradient, argmax, result, numel, width, channels, in_width, in_area, area,
     SIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A window's gradient goes to the pixel that was the largest."""
+    """Write the gradient of each window to the pixel that was its maximum, and 0 to the others."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < numbers
+    inside = at < numel
     pixel = at // channels
     place = ((pixel // area) * in_area + (pixel % area // width) * SIDE * in_width) * channels
     place += (pixel % width) * SIDE * channels + at % channels
     g = tl.load(gradient + at, mask=inside, other=0.0)
-    tap = tl.load(where + at, mask=inside, other=-1)
+    tap = tl.load(argmax + at, mask=inside, other=-1)
     for number in tl.static_range(SIDE * SIDE):
         step = (number // SIDE) * in_width + number % SIDE
         tl.store(result + place + step * channels, tl.where(tap == number, g, 0.0), mask=inside)
@@ -236,10 +259,10 @@ def unpool_kernel(
 
 @triton.jit
 def norm_kernel(
-    x, scale, bias, y, mean, spread, pixels, batch, client_stride, eps,
+    x, scale, bias, y, mean, inverse_std, pixels, batch, client_stride, eps,
     CHANNELS: tl.constexpr, GROUPS: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Group normalization of one sample."""
+    """Normalize one sample."""
     sample = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, CHANNELS)
     x += sample * pixels * CHANNELS
@@ -258,7 +281,7 @@ def norm_kernel(
     root = 1.0 / tl.sqrt_rn(tl.maximum(square - center * center, 0.0) + eps)
     group = tl.arange(0, GROUPS)
     tl.store(mean + sample * GROUPS + group, center)
-    tl.store(spread + sample * GROUPS + group, root)
+    tl.store(inverse_std + sample * GROUPS + group, root)
     center = by_channel(center, CHANNELS, GROUPS)
     root = by_channel(root, CHANNELS, GROUPS)
     client = sample // batch * client_stride
@@ -276,17 +299,18 @@ def norm_kernel(
 
 @triton.jit
 def by_channel(x, CHANNELS: tl.constexpr, GROUPS: tl.constexpr):
-    """A number for each group, repeated for each of its channels."""
+    """Repeat the number of each group for each of its channels."""
     wide = tl.broadcast_to(x[:, None], (GROUPS, CHANNELS // GROUPS))
     return tl.reshape(wide, (CHANNELS,))
 
 
 @triton.jit
 def norm_gradient_kernel(
-    x, y, gradient, scale, mean, spread, result, by_scale, by_bias, pixels, batch, client_stride,
+    x, y, gradient, scale, mean, inverse_std, result, scale_sums, bias_sums,
+    pixels, batch, client_stride,
     CHANNELS: tl.constexpr, GROUPS: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """One sample's gradient by its pixels, and its share of those by scale and bias."""
+    """Write one sample's gradient, and its contributions to those of scale and bias."""
     sample = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, CHANNELS)
     group = tl.arange(0, GROUPS)
@@ -295,7 +319,7 @@ def norm_gradient_kernel(
     gradient += sample * pixels * CHANNELS
     result += sample * pixels * CHANNELS
     center = by_channel(tl.load(mean + sample * GROUPS + group), CHANNELS, GROUPS)
-    root = by_channel(tl.load(spread + sample * GROUPS + group), CHANNELS, GROUPS)
+    root = by_channel(tl.load(inverse_std + sample * GROUPS + group), CHANNELS, GROUPS)
     weight = tl.load(scale + sample // batch * client_stride + channel)
     plain = tl.zeros((CHANNELS,), tl.float32)
     along = tl.zeros((CHANNELS,), tl.float32)
@@ -311,8 +335,8 @@ def norm_gradient_kernel(
         ]
         plain += tl.sum(g, 0)
         along += tl.sum(g * unit, 0)
-    tl.store(by_bias + sample * CHANNELS + channel, plain)
-    tl.store(by_scale + sample * CHANNELS + channel, along)
+    tl.store(bias_sums + sample * CHANNELS + channel, plain)
+    tl.store(scale_sums + sample * CHANNELS + channel, along)
     size = pixels * (CHANNELS // GROUPS)
     level = tl.sum(tl.reshape(plain * weight, (GROUPS, CHANNELS // GROUPS)), 1) / size
     tilt = tl.sum(tl.reshape(along * weight, (GROUPS, CHANNELS // GROUPS)), 1) / size
@@ -336,7 +360,7 @@ def norm_gradient_kernel(
 def cross_entropy_kernel(
     output, labels, gradient, loss, batch, classes, BATCH: tl.constexpr, CLASSES: tl.constexpr
 ):
-    """One client's mean loss, added to what is there, and its gradient by the output."""
+    """Add one client's mean loss to ``loss``, and write the gradient of its output."""
     client = tl.program_id(0)
     sample = tl.arange(0, BATCH)
     label = tl.arange(0, CLASSES)

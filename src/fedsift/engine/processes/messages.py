@@ -1,4 +1,4 @@
-"""What an engine's processes say to each other: words, tensors and frames. Nothing is pickled."""
+"""The messages between an engine's processes: JSON fields, tensors and a frame; no pickle."""
 
 from __future__ import annotations
 
@@ -8,77 +8,96 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.limits import Limits
 from fedsift.engine.contract import ClientResult
-from fedsift.errors import Diverged
-from fedsift.task import (
-    Task,
-)
+from fedsift.errors import Diverged, WorkerDied
+from fedsift.task import Task
 from fedsift.vector import Layout
 
+FAILURES = frozenset({"diverged", "out_of_memory", "failed"})
+"""The fields of a message that reports a failure."""
 
-class Line(Protocol):
-    """Carries bytes to one other process, and back."""
+
+class Channel(Protocol):
+    """Carries bytes to and from one other process."""
 
     def send_bytes(self, content: bytes) -> None:
-        """Send some bytes."""
+        """Send bytes."""
         ...
 
     def recv_bytes(self) -> bytes:
-        """Wait for the next bytes."""
+        """Wait for the next bytes and return them."""
         ...
 
 
 @dataclass(frozen=True)
 class Message:
-    """A few words, some tensors, and a frame."""
+    """JSON fields, named tensors, and a frame."""
 
-    words: Mapping[str, Any]
+    fields: Mapping[str, Any]
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     frame: bytes = b""
 
-    def send(self, line: Line) -> None:
-        """Write the message."""
-        line.send_bytes(json.dumps(self.words).encode())
-        line.send_bytes(save({name: x.contiguous() for name, x in self.tensors.items()}))
-        line.send_bytes(self.frame)
+    def send(self, channel: Channel) -> None:
+        """Send the message."""
+        channel.send_bytes(json.dumps(self.fields).encode())
+        channel.send_bytes(save({name: x.contiguous() for name, x in self.tensors.items()}))
+        channel.send_bytes(self.frame)
 
     @classmethod
-    def receive(cls, line: Line) -> Message:
-        """Wait for the next message."""
-        return cls(json.loads(line.recv_bytes()), load(line.recv_bytes()), line.recv_bytes())
+    def receive(cls, channel: Channel) -> Message:
+        """Wait for the next message and return it."""
+        return cls(
+            json.loads(channel.recv_bytes()), load(channel.recv_bytes()), channel.recv_bytes()
+        )
 
 
-def message_of(result: ClientResult, layout: Layout, algorithm: str, round: int) -> Message:
-    """A client's result, its update as a frame."""
+def result_to_message(result: ClientResult, layout: Layout, algorithm: str, round: int) -> Message:
+    """Return a client's result as a message, with its update encoded as a frame."""
     frame = encode(result.update, Spec(layout, algorithm, round, result.client))
     return Message({"loss": result.loss}, result.memory, frame)
 
 
-def result_of(message: Message, client: int, task: Task) -> ClientResult:
-    """What :func:`message_of` was made of, on the task's device."""
+def result_from_message(message: Message, client: int, task: Task) -> ClientResult:
+    """Return the result in a message of :func:`result_to_message`, on the task's device."""
     device = task.clients[0][0].device
     update = decode(message.frame, task.layout, Limits(max_abs=float("inf"))).to(device)
-    kept = {name: x.to(device) for name, x in message.tensors.items()}
-    return ClientResult(client, update, kept, message.words["loss"], size=len(message.frame))
+    memory = {name: x.to(device) for name, x in message.tensors.items()}
+    return ClientResult(client, update, memory, message.fields["loss"], size=len(message.frame))
 
 
-def failure(problem: Exception) -> Message:
-    """The answer of a process in which something went wrong."""
+def failure_message(problem: Exception) -> Message:
+    """Return the reply of a process in which an exception was raised."""
     if isinstance(problem, Diverged):
         return Message({"diverged": str(problem)})
+    if is_out_of_memory(problem):
+        return Message({"out_of_memory": str(problem).strip().partition("\n")[0]})
     return Message({"failed": "".join(traceback.format_exception(problem))})
 
 
+def is_out_of_memory(problem: Exception) -> bool:
+    """Whether an exception means that memory ran out.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("unknown layer"))
+    (True, False)
+    """
+    if isinstance(problem, MemoryError | torch.cuda.OutOfMemoryError):
+        return True
+    return isinstance(problem, RuntimeError) and "allocate memory" in str(problem)
+
+
 def checked(reply: Message) -> Message:
-    """The reply, unless it tells of a failure."""
-    match reply.words:
+    """Return a reply, or raise the failure that it reports."""
+    match reply.fields:
         case {"diverged": reason}:
             raise Diverged(reason)
+        case {"out_of_memory": reason}:
+            raise WorkerDied(f"a worker process ran out of memory: {reason}")
         case {"failed": trace}:
-            raise RuntimeError(f"a process of the engine failed:\n{trace}")
+            raise RuntimeError(f"a worker process failed:\n{trace}")
     return reply

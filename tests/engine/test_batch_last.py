@@ -1,7 +1,6 @@
 """Layers with the batch innermost compute what torch's own do."""
 
 import copy
-import os
 
 import pytest
 import torch
@@ -9,11 +8,11 @@ from torch import nn
 
 from fedsift.engine.client import Trainer
 from fedsift.engine.cpu import native
-from fedsift.engine.cpu.batchlast import (
+from fedsift.engine.cpu.batch_last import (
     BatchLastConv2d,
     BatchLastConvPool2d,
     BatchLastMaxPool2d,
-    batch_last,
+    use_batch_last,
 )
 from fedsift.task import Task
 from fedsift.vector import Layout
@@ -54,7 +53,7 @@ def outcome(model, x, wants_input=True):
 def pair(*layers):
     plain = nn.Sequential(*layers)
     fast = copy.deepcopy(plain)
-    assert batch_last(fast)
+    assert use_batch_last(fast)
     return fast, plain
 
 
@@ -96,8 +95,7 @@ def in_batch_last_order(x):
 @needs_compiler
 def test_of_equal_pixels_the_first_has_the_gradient():
     x = torch.randint(0, 3, (23, 2, 9, 6)).float()
-    fast = nn.MaxPool2d(2)
-    fast.__class__ = BatchLastMaxPool2d
+    fast = BatchLastMaxPool2d(nn.MaxPool2d(2))
     ours, theirs = outcome(fast, in_batch_last_order(x)), outcome(nn.MaxPool2d(2), x)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
@@ -139,20 +137,20 @@ def test_single_images_are_taken_too():
 def test_other_models_are_left_alone(layer):
     model = nn.Sequential(layer)
     before = [type(module) for module in model.modules()]
-    assert not batch_last(model)
+    assert not use_batch_last(model)
     assert [type(module) for module in model.modules()] == before
 
 
 def test_a_model_that_somebody_watches_is_left_alone():
     model = nn.Sequential(nn.Conv2d(1, 10, 5), nn.MaxPool2d(2))
     model[0].register_forward_hook(lambda layer, x, y: None)
-    assert not batch_last(model)
+    assert not use_batch_last(model)
 
 
 def test_a_convolution_outside_a_sequence_is_left_alone():
     """What follows it is not known: a pool by function would be slow."""
     model = nn.ModuleList([nn.Conv2d(1, 10, 5)])
-    assert not batch_last(model)
+    assert not use_batch_last(model)
     assert not isinstance(model[0], BatchLastConv2d)
 
 
@@ -166,7 +164,7 @@ def test_a_layer_may_have_several_places():
 
 def test_a_convolution_with_two_places_is_left_alone():
     layer = nn.Conv2d(1, 1, 3, padding=1)
-    assert not batch_last(nn.Sequential(layer, nn.MaxPool2d(2), layer))
+    assert not use_batch_last(nn.Sequential(layer, nn.MaxPool2d(2), layer))
 
 
 WRONG = {
@@ -215,64 +213,6 @@ def test_without_a_compiler_torch_does_the_work(fresh_kernels, monkeypatch):
     assert not trainer.is_batch_last
     trainer.differentiate(trainer.w.clone(), x, y)
     assert float(trainer.gradient.norm()) > 0
-
-
-@needs_compiler
-def test_it_is_compiled_once(tmp_path, monkeypatch):
-    path = native.built(tmp_path)
-    monkeypatch.setattr(native, "compiled", None)
-    assert native.built(tmp_path) == path
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_each_compiler_has_its_own_file(monkeypatch):
-    before = native.fingerprint()
-    monkeypatch.setenv("CC", "another-compiler")
-    assert native.fingerprint() != before
-
-
-@needs_compiler
-def test_a_file_that_others_could_have_written_is_replaced(tmp_path):
-    path = native.built(tmp_path)
-    kernels = path.read_bytes()
-    path.write_bytes(b"planted")
-    path.chmod(0o777)
-    assert native.built(tmp_path).read_bytes() == kernels
-    assert path.stat().st_mode & 0o777 == 0o700
-    path.unlink()
-    path.symlink_to("/dev/null")
-    assert native.built(tmp_path).read_bytes() == kernels
-
-
-@needs_compiler
-def test_the_folder_of_the_kernels_is_the_user_s_alone(tmp_path):
-    folder = tmp_path / "cache" / "kernels"
-    folder.mkdir(parents=True)
-    folder.chmod(0o777)
-    assert native.loaded_from(folder)
-    assert folder.stat().st_mode & 0o777 == 0o700
-
-
-@needs_compiler
-def test_another_user_s_folder_is_not_used(tmp_path, monkeypatch):
-    planted = tmp_path / f"batchlast-{native.fingerprint()}.so"
-    planted.write_bytes(b"planted")
-    own = os.geteuid()
-    monkeypatch.setattr("os.geteuid", lambda: own + 1)
-    assert not native.make_private(tmp_path)
-    assert not native.is_private(planted)
-    monkeypatch.undo()
-    monkeypatch.setattr(native, "make_private", lambda folder: False)
-    assert native.loaded_from(tmp_path)
-    assert planted.read_bytes() == b"planted"
-
-
-@pytest.mark.parametrize("compiler", ["false", "there-is-no-such-compiler"])
-def test_a_compiler_that_fails_leaves_nothing_behind(compiler, tmp_path, monkeypatch):
-    monkeypatch.setenv("CC", compiler)
-    with pytest.raises(OSError, match=compiler):
-        native.built(tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 @needs_compiler

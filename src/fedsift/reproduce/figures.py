@@ -1,4 +1,4 @@
-"""The figures, as PNG and SVG."""
+"""Draw the figures as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedsift.algorithms import METHODS
-from fedsift.reproduce.pins import Pin, Planned
+from fedsift.reproduce.experiments import Experiment
+from fedsift.reproduce.plan import PlannedRun
 from fedsift.reproduce.results import Curve
+from fedsift.reproduce.updates import ROLE_NAMES, density_of
 
 SETTINGS = {
     "iid": "IID",
@@ -42,18 +44,17 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.6,
     "savefig.dpi": 150,
-    "svg.hashsalt": "fedsift",  # the same figure, the same file
+    "svg.hashsalt": "fedsift",  # makes the file reproducible
 }
 TRAFFIC = {
-    "mibit": "uplink, Mibit a client (the paper's formula)",
-    "megabytes": "uplink, megabytes a client (as sent)",
+    "mibit": "uplink per client, Mibit (the paper's formula)",
+    "megabytes": "uplink per client, MB (as sent)",
 }
-ROLES = {"w": "ΔW", "m": "ΔM", "v": "ΔV"}
 
 
 @contextmanager
-def picture(path: Path, title: str, columns: int = 1) -> Iterator[list[Axes]]:
-    """Axes side by side; what is drawn on them is saved as PNG and SVG."""
+def saved_figure(path: Path, title: str, columns: int = 1) -> Iterator[list[Axes]]:
+    """Yield a row of axes, and save the figure as PNG and SVG afterwards."""
     with mpl.rc_context(STYLE):
         width = 5.4 * columns + 1.2 * (columns == 1)
         figure = Figure(figsize=(width, 4.2), layout="constrained")
@@ -67,56 +68,53 @@ def picture(path: Path, title: str, columns: int = 1) -> Iterator[list[Axes]]:
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
 
-def draw_curves(pin: Pin, curves: Sequence[Curve], path: Path) -> None:
-    """Figs. 2, 3 and 5 to 8, and sift's: one task and setting, a curve for each line."""
+def draw_curves(experiment: Experiment, curves: Sequence[Curve], path: Path) -> None:
+    """Draw Figs. 2, 3, 5 to 8 or sift's: one task and setting, one curve per line."""
     run = curves[0].line[0].run
     names = {"iid": "IID", "dirichlet": f"Dirichlet {run.config.theta:g}"}
     data = names.get(run.config.partition, "by document")
-    with picture(path, f"{pin.title}: {TASKS[run.task]}, {data}") as (axes,):
+    with saved_figure(path, f"{experiment.title}: {TASKS[run.task]}, {data}") as (axes,):
         styles = styles_of([curve.line[0].run.config.algorithm for curve in curves])
         for curve, style in zip(curves, styles, strict=True):
-            _plot(axes, curve, pin.x, _legend(pin, curve.line[0].run), style)
-        _label(axes, pin.x, curves)
+            _plot(axes, curve, experiment.x, _legend(experiment, curve.line[0].run), style)
+        _label_x(axes, experiment.x, curves)
         axes.axhline(100 * run.target, color="0.4", ls=":", lw=1)
         axes.set_ylabel("test accuracy, %")
 
 
-def draw_settings(pin: Pin, curves: Sequence[Curve], path: Path) -> None:
-    """Fig. 4: one task, a panel for each method, a curve for each data distribution."""
+def draw_settings(experiment: Experiment, curves: Sequence[Curve], path: Path) -> None:
+    """Draw Fig. 4: one task, one panel per method, one curve per data distribution."""
     methods = list(dict.fromkeys(curve.line[0].run.label for curve in curves))
-    title = f"{pin.title}: {TASKS[curves[0].line[0].run.task]}"
-    with picture(path, title, len(methods)) as panels:
+    title = f"{experiment.title}: {TASKS[curves[0].line[0].run.task]}"
+    with saved_figure(path, title, len(methods)) as panels:
         for axes, method in zip(panels, methods, strict=True):
-            own = [curve for curve in curves if curve.line[0].run.label == method]
-            for curve, style in zip(own, styles_of([method] * len(own)), strict=True):
-                _plot(axes, curve, pin.x, SETTINGS[curve.line[0].run.setting], style)
-            _label(axes, pin.x, own)
+            selected = [curve for curve in curves if curve.line[0].run.label == method]
+            for curve, style in zip(selected, styles_of([method] * len(selected)), strict=True):
+                _plot(axes, curve, experiment.x, SETTINGS[curve.line[0].run.setting], style)
+            _label_x(axes, experiment.x, selected)
             axes.set_title(label_of(method), fontsize=10)
-            axes.set_xlim(0, min(curve.rounds[-1] for curve in own))
+            axes.set_xlim(0, min(curve.rounds[-1] for curve in selected))
         panels[0].set_ylabel("test accuracy, %")
         panels[-1].legend(loc="lower right")
 
 
-def draw_updates(pin: Pin, task: str, measured: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Fig. 1: the density of log10 of the updates' magnitudes."""
-    with picture(path, f"{pin.title}: {TASKS[task]}, round {measured[0]['round']}") as (axes,):
-        for role, name in ROLES.items():
+def draw_updates(
+    experiment: Experiment, task: str, measured: Sequence[Mapping[str, Any]], path: Path
+) -> None:
+    """Draw Fig. 1: the density of log10 of the updates' magnitudes."""
+    with saved_figure(path, f"{experiment.title}: {TASKS[task]}, round {measured[0]['round']}") as (
+        axes,
+    ):
+        for role, name in ROLE_NAMES.items():
             centers, density = density_of(measured, role)
             axes.plot(centers, density, label=f"log10 |{name}|")
             axes.fill_between(centers, density, alpha=0.15)
         axes.set(xlabel="log10 of the magnitude", ylabel="density", xlim=_span(measured))
 
 
-def density_of(measured: Sequence[Mapping[str, Any]], role: str) -> tuple[Any, Any]:
-    """The middle of each bin, and the density there over all seeds; zeros are left out."""
-    counts = np.sum([each["counts"][role] for each in measured], axis=0)
-    edges = np.linspace(measured[0]["lowest"], measured[0]["highest"], len(counts) + 1)
-    return (edges[:-1] + edges[1:]) / 2, counts / (counts.sum() * np.diff(edges))
-
-
 def _span(measured: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    seen = [density_of(measured, role) for role in ROLES]
-    used = np.concatenate([centers[density > 1e-3] for centers, density in seen])
+    densities = [density_of(measured, role) for role in ROLE_NAMES]
+    used = np.concatenate([centers[density > 1e-3] for centers, density in densities])
     return float(used.min()) - 0.5, float(used.max()) + 0.5
 
 
@@ -155,13 +153,13 @@ def label_of(method: str) -> str:
 
 def _plot(axes: Axes, curve: Curve, x: str, name: str, style: Mapping[str, Any]) -> None:
     n = len(axes.lines)
-    where = {"mibit": curve.mibit, "megabytes": curve.megabytes, "round": curve.rounds}[x]
-    axes.plot(where, [100 * a for a in curve.accuracy], label=name, zorder=3 - n / 100, **style)
+    xs = {"mibit": curve.mibit, "megabytes": curve.megabytes, "round": curve.rounds}[x]
+    axes.plot(xs, [100 * a for a in curve.accuracy], label=name, zorder=3 - n / 100, **style)
     low, high = ([100 * a for a in edge] for edge in (curve.lowest, curve.highest))
-    axes.fill_between(where, low, high, color=style["color"], alpha=0.12, lw=0)
+    axes.fill_between(xs, low, high, color=style["color"], alpha=0.12, lw=0)
 
 
-def _label(axes: Axes, x: str, curves: Sequence[Curve]) -> None:
+def _label_x(axes: Axes, x: str, curves: Sequence[Curve]) -> None:
     if x in TRAFFIC:
         axes.set(xscale="log", xlabel=TRAFFIC[x])
         low, high = axes.get_xlim()
@@ -172,12 +170,12 @@ def _label(axes: Axes, x: str, curves: Sequence[Curve]) -> None:
         axes.set(xlabel="round", xlim=(0, median(curve.rounds[-1] for curve in curves)))
 
 
-def _legend(pin: Pin, run: Planned) -> str:
-    swept = {key for line in pin.lines for key in line if key in SYMBOLS}
-    algorithms = {line["algorithm"] for line in pin.lines}
+def _legend(experiment: Experiment, run: PlannedRun) -> str:
+    swept = {key for line in experiment.lines for key in line if key in SYMBOLS}
+    algorithms = {line["algorithm"] for line in experiment.lines}
     values = run.config.flat()
     if len(algorithms) == 1:
         return ", ".join(f"{SYMBOLS[key]} = {values[key]:g}" for key in swept)
     unusual = [key for key in SYMBOLS if f"{key}=" in run.label]
-    own = [f"{SYMBOLS[key]} = {values[key]:g}" for key in unusual]
-    return ", ".join([label_of(run.config.algorithm), *own])
+    settings = [f"{SYMBOLS[key]} = {values[key]:g}" for key in unusual]
+    return ", ".join([label_of(run.config.algorithm), *settings])

@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from fedsift.adam import AdamStep
 from fedsift.engine.client import Trainer
 from fedsift.engine.cpu import native
-from fedsift.engine.cpu.convolutions import PointConvolution
-from fedsift.engine.cpu.program import stages_of
+from fedsift.engine.cpu.recorded import read_stages
+from fedsift.engine.cpu.recorded_convolutions import WinogradConvolution
 from fedsift.engine.fused import fused
 from fedsift.models import build
 from fedsift.task import Task
@@ -118,7 +118,7 @@ def check(name, batch):
     model, (x, y) = make(), samples(shape)
     trainer = trainer_of(model, x, y)
     rows = None if batch is None else torch.randperm(len(x))[:batch]
-    assert trainer.program(x.shape[1:], batch or len(x))
+    assert trainer.recorded(x.shape[1:], batch or len(x))
     trainer.gradient.fill_(torch.nan)  # nothing of what was there before may stay
     loss = trainer.differentiate(trainer.w.clone(), x, y, rows)
     wanted, gradient = by_autograd(model, *((x, y) if rows is None else (x[rows], y[rows])))
@@ -177,7 +177,7 @@ def test_other_networks_are_autograds(name):
     model = make().eval()
     model(x)  # lazy layers learn their sizes
     trainer = trainer_of(model, x, y)
-    assert trainer.program(x.shape[1:], len(x)) is None
+    assert trainer.recorded(x.shape[1:], len(x)) is None
     loss, _ = by_autograd(model, x, y)
     assert trainer.differentiate(trainer.w.clone(), x, y) == pytest.approx(loss, rel=1e-5)
 
@@ -190,16 +190,16 @@ def prepared(model):
 
 @needs_compiler
 def test_only_cross_entropy_of_single_precision_is_laid_down():
-    assert stages_of(prepared(nn.Linear(7, 4)), cross_entropy)
-    assert not stages_of(prepared(nn.Linear(7, 4)), lambda x, y: cross_entropy(x, y))
-    assert not stages_of(prepared(nn.Linear(7, 4).double()), cross_entropy)
+    assert read_stages(prepared(nn.Linear(7, 4)), cross_entropy)
+    assert not read_stages(prepared(nn.Linear(7, 4)), lambda x, y: cross_entropy(x, y))
+    assert not read_stages(prepared(nn.Linear(7, 4).double()), cross_entropy)
 
 
 @needs_compiler
 def test_few_samples_are_autograds():
     x, y = samples((7,), size=15)
     trainer = trainer_of(nn.Linear(7, 4), x, y)
-    assert trainer.program(x.shape[1:], 15) is None
+    assert trainer.recorded(x.shape[1:], 15) is None
     assert trainer.differentiate(trainer.w.clone(), x, y) > 0
 
 
@@ -253,8 +253,8 @@ def test_fewer_products_err_as_single_precision_does(wide, columns):
     layer = nn.Conv2d(16, 20, (3, wide))
     layer.weight.grad, layer.bias.grad = torch.empty_like(layer.weight), torch.empty(20)
     rows = torch.randn(9, 16, columns + wide - 1, 64)
-    assert PointConvolution.suits(layer, rows)
-    work = PointConvolution(layer, rows)
+    assert WinogradConvolution.is_faster(layer, rows)
+    work = WinogradConvolution(layer, rows)
     y, of_y, of_x = torch.empty(work.shape), torch.randn(work.shape), torch.empty(rows.shape)
     for call in (*work.forward(y), *work.backward(of_y, of_x)):
         call()

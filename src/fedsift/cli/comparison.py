@@ -1,0 +1,99 @@
+"""Train the runs of a comparison, and write its table, figure and report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsift.cli.exit_codes import user_input
+from fedsift.cli.reports import written_or_explained
+from fedsift.cli.settings import merge_config_file, new_folder
+from fedsift.cli.tables import comparison_table
+from fedsift.cli.terminal import err, out, print_path
+from fedsift.cli.training import run_with_progress
+from fedsift.engine.processes.torchrun import process_group, rank
+from fedsift.errors import ConfigError, Diverged
+from fedsift.report.collect import read_run
+from fedsift.report.figures import accuracy_figure
+from fedsift.report.html import write_report
+from fedsift.runs.compare import configs_of, csv_of, names_of, table_of
+from fedsift.runs.config import RunConfig
+from fedsift.runs.disk import replace_file
+from fedsift.runs.folder import RunFolder
+from fedsift.runs.run import federation_of, train_for_rank_zero
+
+Run = tuple[RunFolder, RunConfig]
+
+
+def start_comparison(config_file: Path | None, given: Mapping[str, Any]) -> None:
+    """Train every algorithm of a comparison, or continue where it stopped, and compare them."""
+    with process_group():
+        with user_input():
+            values = merge_config_file(config_file, given)
+            names, target, path = (values.pop(k, None) for k in ("algorithms", "target", "out"))
+            target = checked_target(names, target)
+            values.pop("algorithm", None)
+            configs = configs_of(names_of(names), values)
+            if rank():
+                train_for_rank_zero(configs)
+                return
+            path = path or new_folder(f"compare-{configs[0].dataset}")
+            runs, parameters = open_folders(path, configs)
+        train_all(path, runs)
+        compare_runs(path, runs, target, parameters)
+
+
+def checked_target(names: Any, target: Any) -> float:
+    """Return the target; refuse a comparison without algorithms or a valid target."""
+    if names is None or target is None:
+        raise ConfigError(
+            "a comparison needs --algorithms a,b,c and --target, such as 0.95; --config may hold "
+            "both"
+        )
+    if not isinstance(target, int | float) or not 0 < target <= 1:
+        raise ConfigError(f"target must be in (0, 1], got {target}")
+    return target
+
+
+def open_folders(path: Path, configs: Sequence[RunConfig]) -> tuple[list[Run], int]:
+    """Create or open a folder for each run; return them and the number of model parameters.
+
+    Everything is checked before the first folder is created.
+    """
+    RunFolder(path).require_free()
+    parameters = federation_of(configs[0]).task.layout.d  # data and model are the same for all
+    for config in configs:
+        RunFolder(path / config.algorithm).has_run(config)
+    folders = [RunFolder.create_or_continue(path / c.algorithm, c) for c in configs]
+    return list(zip(folders, configs, strict=True)), parameters
+
+
+def train_all(path: Path, runs: Sequence[Run]) -> None:
+    """Train the remaining rounds of every run; a run that diverges is a result, too."""
+    command = f"the same command with --out {shlex.quote(str(path))}"
+    for folder, config in runs:
+        try:
+            # One federation at a time: its data is freed when the next is built.
+            run_with_progress(folder, config, federation_of(config), command)
+        except Diverged as problem:
+            err.print(f"{config.algorithm}: {problem}", style="yellow", markup=False)
+
+
+def compare_runs(path: Path, runs: Sequence[Run], target: float, parameters: int) -> None:
+    """Print the table of a comparison, and write its CSV file, figure and report."""
+    histories = {config.algorithm: folder.history() for folder, config in runs}
+    if not any(histories.values()):
+        raise Diverged("every algorithm diverged; try a smaller --lr")
+    shown = [read_run(folder.path) for folder, config in runs if histories[config.algorithm]]
+    rows = table_of(histories, target)
+    config = runs[0][1]
+    title = f"{config.dataset}, {config.partition}: MB per client to {100 * target:.1f} %"
+    replace_file(path / "compare.csv", csv_of(rows).encode())
+    out.print(comparison_table(rows, title, config, parameters))
+    print_path("table", path / "compare.csv")
+    with written_or_explained("figure", path / "compare.png", path) as figure:
+        accuracy_figure(histories, figure, title, target)
+    with written_or_explained("report", path / "report.html", path) as report:
+        write_report(shown, report, title, target)

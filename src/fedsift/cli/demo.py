@@ -1,0 +1,118 @@
+"""Run a whole Flower federation of real processes on this machine."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsift.cli.exit_codes import user_input
+from fedsift.cli.options import DEFAULTS
+from fedsift.cli.progress import round_progress
+from fedsift.cli.settings import merge_config_file, new_folder
+from fedsift.cli.sigterm import exit_on_sigterm
+from fedsift.cli.tables import summary_table
+from fedsift.cli.terminal import err, out, print_path
+from fedsift.cli.training import explained_interruption
+from fedsift.data.folder import data_folder
+from fedsift.errors import ConfigError
+from fedsift.runs.config import RunConfig
+from fedsift.runs.folder import RunFolder
+from fedsift.runs.run import federation_of
+
+if TYPE_CHECKING:
+    from fedsift.flower.local import LocalFederation
+
+COMPLETED = "finished:completed"
+HOURS = 3600.0
+
+
+def start_demo(
+    config_file: Path | None,
+    given: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+) -> None:
+    """Check the options, then start the federation."""
+    with user_input():
+        require_flower()
+        values = merge_config_file(config_file, given)
+        path = values.pop("out", None)
+        for key, value in fixed.items():
+            if values.get(key, value) not in (value, DEFAULTS[key]):
+                raise ConfigError(f"{key} applies to simulations only: leave it out")
+        config = RunConfig.from_values({**defaults, **values, **fixed})
+        simulated = federation_of(replace(config, wire="real"))  # refuses invalid settings
+        path = path or new_folder(f"flower-{config.algorithm}")
+        folder = RunFolder.create_or_extend(path, config)
+    deploy_demo(config, folder, simulated.task.layout.d)
+
+
+def require_flower() -> None:
+    """Refuse to start without Flower."""
+    if find_spec("flwr") is None:
+        raise ConfigError(
+            "Flower is not installed: in the source folder of fedsift, run pip install '.[flower]'"
+        )
+
+
+def deploy_demo(config: RunConfig, folder: RunFolder, parameters: int) -> None:
+    """Start the federation, train with progress output, and end every process."""
+    from fedsift.flower.local import LocalFederation, ProcessFailed
+
+    env = {"FEDSIFT_DATA": str(data_folder().absolute())}  # the processes have another directory
+    command = "the same command with --out " + shlex.quote(str(folder.path))
+    federation = LocalFederation(folder.path / "federation", env)
+    with explained_interruption(folder, command), exit_on_sigterm(), federation:
+        start_processes(federation, config, folder)
+        wait_with_progress(federation, folder, config, parameters)
+        statuses = federation.statuses()  # Flower's own exit code is 0 even for failed runs
+    if statuses != [COMPLETED]:
+        raise ProcessFailed(failure_reason(federation))
+    out.print(summary_table(folder.summary()))
+    print_path("report", folder.path / "report.html")
+
+
+def start_processes(federation: LocalFederation, config: RunConfig, folder: RunFolder) -> None:
+    """Start a SuperNode for each client, then the run itself."""
+    from fedsift.flower.demo import write_app
+
+    err.print(f"SuperLink at 127.0.0.1:{federation.port}, with TLS and node keys")
+    names = [f"node-{n}" for n in range(config.clients)]
+    for n, (name, key) in enumerate(federation.register(names).items()):
+        federation.start_node(name, key, n, config.clients)
+    err.print(f"{config.clients} SuperNodes, each with a registered key")
+    app = federation.folder / "app"
+    shutil.rmtree(app, ignore_errors=True)
+    write_app(app, config, folder.path)
+    federation.run(app)
+
+
+def wait_with_progress(
+    federation: LocalFederation, folder: RunFolder, config: RunConfig, parameters: int
+) -> None:
+    """Show each round until the run ends."""
+    shown = len(folder.history())
+    with round_progress(config, parameters, shown) as show:
+
+        def has_ended() -> bool:
+            nonlocal shown
+            history = folder.history()
+            for record in history[shown:]:
+                show(record)
+            shown = len(history)
+            return federation.processes["run"].poll() is not None
+
+        federation.wait_until(has_ended, "superlink", seconds=24 * HOURS)
+
+
+def failure_reason(federation: LocalFederation) -> str:
+    """Return why a run failed, from its log."""
+    log = federation.log("run")
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    errors = [line for line in lines if ("Error" in line or "TooFew" in line) and ": " in line]
+    return f"the run failed ({errors[-1] if errors else 'no reason given'}): see {log}"

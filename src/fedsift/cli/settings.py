@@ -1,0 +1,44 @@
+"""From options and a TOML file to the settings of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fedsift.cli.options import path
+from fedsift.data.folder import use_existing_data_folder
+from fedsift.errors import ConfigError
+from fedsift.runs.config import check_type, read_values
+
+
+def merge_config_file(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a config file overridden by the given options; use the data folder."""
+    given = {key: value for key, value in given.items() if value is not None}
+    values = {**(read_values(file) if file else {}), **given}
+    for key in values.keys() & {"out", "data_dir"}:
+        values[key] = path_setting(key, values[key])
+    if "theta" in given and values.get("partition") != "dirichlet":
+        raise ConfigError("theta requires --partition dirichlet")
+    use_existing_data_folder(values.pop("data_dir", None))
+    return values
+
+
+def path_setting(key: str, value: Any) -> Path:
+    """Return a setting that names a path, from a config file or already parsed."""
+    if isinstance(value, Path):
+        return value
+    check_type(key, value, "str")
+    if not value:
+        raise ConfigError(f"{key.replace('_', '-')} is empty: leave it out, or name a path")
+    return path(value)
+
+
+def new_folder(name: str) -> Path:
+    """Return a path under ``runs/`` that does not exist yet, made of the name and the time."""
+    stem = f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    candidate, number = Path(stem), 2
+    while candidate.exists():
+        candidate, number = Path(f"{stem}-{number}"), number + 1
+    return candidate

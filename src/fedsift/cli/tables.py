@@ -1,0 +1,104 @@
+"""The tables that end a run and a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.table import Table
+
+from fedsift.cli.terminal import file_size, percent, plain_table, times_fewer
+from fedsift.report.collect import decimals
+from fedsift.report.tables import number_of
+from fedsift.runs.compare import Row, dense_fedadam_bytes, mibit
+from fedsift.runs.config import RunConfig
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """Return the closing table of a run."""
+    table = plain_table(f"{summary['algorithm']} on {summary['dataset']}", show_header=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in summary_rows(summary).items():
+        table.add_row(name, value)
+    return table
+
+
+def summary_rows(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names and values of the closing table."""
+    sent = summary["uplink_bytes"]
+    dense = dense_fedadam_bytes(
+        summary["parameters"], summary["rounds"], summary["clients"], summary["participation"]
+    )
+    ratio = times_fewer(sent, dense)
+    rows = {
+        "model": f"{summary['model']}, {summary['parameters']:,} parameters",
+        "federation": f"{number_of(summary['clients'], 'client')}, "
+        f"{number_of(summary['rounds'], 'round')}, data {partition_text(summary)}",
+        "final accuracy": percent(summary["final_accuracy"]),
+        "best accuracy": percent(summary["best_accuracy"]),
+        "uplink per client": f"{file_size(sent)}, {ratio} fewer than dense FedAdam",
+        "dense FedAdam would send": file_size(dense),
+        "by the paper's formula": f"{mibit(summary):.2f} Mibit",
+        "downlink per client": file_size(summary["downlink_bytes"]),
+        "time": f"{summary['seconds']:.2f} s, {summary['seconds_per_round']:.2f} s/round",
+    }
+    if summary.get("rejected"):
+        rows["rejected"] = f"{summary['rejected']:,} updates; metrics.jsonl has the reasons"
+    return rows
+
+
+def partition_text(summary: Mapping[str, Any]) -> str:
+    """Return the partition, with θ where it applies.
+
+    >>> partition_text({"partition": "dirichlet", "theta": 0.1})
+    'dirichlet (θ = 0.1)'
+    """
+    partition = str(summary["partition"])
+    return f"{partition} (θ = {summary['theta']:g})" if partition == "dirichlet" else partition
+
+
+COMPARISON = ("algorithm", "MB", "vs dense", "Mibit", "round", "best %", "final %")
+
+
+def comparison_table(rows: Iterable[Row], title: str, config: RunConfig, parameters: int) -> Table:
+    """Return a table like the paper's Table 1 for one task, in MB per client first."""
+    rows = list(rows)
+    table = plain_table(title)
+    for heading in COMPARISON:
+        table.add_column(
+            heading, justify="left" if heading == "algorithm" else "right", no_wrap=True
+        )
+    for row in rows:
+        style = "bold green" if row.ratio == 1 else None
+        table.add_row(*comparison_cells(row, config, parameters), style=style)
+    table.caption = (
+        "MB: uplink per client to the target; vs dense: times fewer than dense\n"
+        "FedAdam would send in as many rounds; Mibit: by the paper's formula"
+    )
+    return table
+
+
+def comparison_cells(row: Row, config: RunConfig, parameters: int) -> list[str]:
+    """Return a row's cells in the order of the headings."""
+    accuracies = [percent(x).removesuffix(" %") for x in (row.best_accuracy, row.final_accuracy)]
+    if row.round is None or row.megabytes is None or row.mibit is None:
+        return [row.algorithm, "∞", "", "–", "–", *accuracies]
+    dense = dense_fedadam_bytes(parameters, row.round, config.clients, config.participation)
+    return [
+        row.algorithm,
+        fixed(row.megabytes),
+        times_fewer(1e6 * row.megabytes, dense),
+        fixed(row.mibit),
+        str(row.round),
+        *accuracies,
+    ]
+
+
+def fixed(x: float) -> str:
+    """Return a number with two decimals, or more if it is small.
+
+    >>> fixed(12.345), fixed(0.00494)
+    ('12.35', '0.0049')
+    """
+    return f"{x:.{decimals(x)}f}"

@@ -1,0 +1,201 @@
+"""Three ways to compute the gradients of all clients in a stack.
+
+- :class:`LayerGradients`, for models made of known layers: all clients at once, with one batched
+  matrix product per layer.
+- :class:`VmapGradients`, for other models without convolutions, such as Transformers: PyTorch
+  batches their operations over the clients, if it can.
+- :class:`StreamGradients`, for all other models: each client's forward and backward pass runs on
+  its own CUDA stream.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad_and_value
+from torch.nn.functional import cross_entropy
+
+from fedsift.engine.gpu.stacked_task import StackedTask
+from fedsift.task import Loss
+from fedsift.vector import Moments
+
+if TYPE_CHECKING:
+    from fedsift.engine.gpu.network import StackedNetwork
+
+MAX_LOGITS = 1 << 14
+"""The largest number of logits in a client's batch whose cross-entropy one GPU block computes."""
+STREAMS = 20
+"""Clients whose passes run at the same time. More streams are no faster on one GPU."""
+
+
+class StackBuffers:
+    """The state, gradients and losses of the clients in a stack, overwritten by every step.
+
+    ``low_precision`` holds the weights in the number format of the matrix products. It is the
+    weights themselves if the format is theirs.
+    """
+
+    def __init__(self, like: Tensor, clients: int, length: int, dtype: torch.dtype) -> None:
+        self.x = Moments.start(like.new_zeros(clients, length))
+        self.low_precision = self.x.w if dtype == like.dtype else self.x.w.to(dtype)
+        self.gradient = torch.zeros_like(self.x.w)
+        self.loss = like.new_zeros(clients)
+
+
+class StackGradients(Protocol):
+    """Computes the gradients of all clients in a stack."""
+
+    buffers: StackBuffers
+
+    def pack(self, stack: Tensor, out: Tensor) -> None:
+        """Copy a stack ``(clients, d)`` into ``out``, one of the buffers."""
+
+    def unpack(self, stack: Tensor) -> Tensor:
+        """Return a buffer as a new stack ``(clients, d)``."""
+
+    def compute(self, rows: Tensor) -> None:
+        """Set the gradients to those of the given rows of the data, and add up the losses."""
+
+
+class LayerGradients:
+    """All clients at once, layer by layer."""
+
+    def __init__(self, task: StackedTask, network: StackedNetwork, clients: int) -> None:
+        from fedsift.engine.gpu.channels_last import ChannelsLastLayout
+
+        layout = ChannelsLastLayout(task.task.layout)
+        like = torch.empty(0, dtype=task.task.layout.dtype, device=task.data.device)
+        self.buffers = buffers = StackBuffers(like, clients, layout.length, task.dtype)
+        self.task, self.network = task, network
+        self.pack, self.unpack = layout.pack, layout.unpack
+        self.weights = layout.weights(buffers.x.w, buffers.low_precision, buffers.gradient)
+
+    def compute(self, rows: Tensor) -> None:
+        """Set the gradients to those of the given rows of the data, and add up the losses."""
+        flat = rows.view(-1)
+        data = self.task.network_data.index_select(0, flat)
+        labels = self.task.labels.index_select(0, flat)
+        data, labels = (x.view(*rows.shape, *x.shape[1:]) for x in (data, labels))
+        output = self.network(data, self.weights).contiguous()
+        if self.task.has_class_labels and output.dim() == 3 and output[0].numel() <= MAX_LOGITS:
+            from fedsift.engine.gpu.layers import cross_entropy as fused_cross_entropy
+
+            gradient = fused_cross_entropy(output.detach(), labels, self.buffers.loss)
+            output.backward(gradient)  # type: ignore[no-untyped-call]
+            return
+        losses = client_losses(self.task.task.loss, output.float(), labels)
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        self.buffers.loss += losses.detach()
+
+
+def client_losses(loss: Loss, output: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss of each client.
+
+    >>> output, labels = torch.randn(2, 3, 4), torch.tensor([[0, 1, 2], [3, 0, 1]])
+    >>> expected = [cross_entropy(o, y) for o, y in zip(output, labels)]
+    >>> torch.allclose(client_losses(cross_entropy, output, labels), torch.stack(expected))
+    True
+    """
+    if loss is cross_entropy and output.dim() == 3 and labels.dim() == 2:
+        losses = cross_entropy(output.flatten(0, 1), labels.flatten(), reduction="none")
+        return losses.view(labels.shape).mean(1)
+    result: Tensor = torch.vmap(loss)(output, labels)
+    return result
+
+
+class FlatBuffers:
+    """Keeps the buffers in the layout's own order, without padding."""
+
+    def __init__(self, task: StackedTask, clients: int) -> None:
+        layout = task.task.layout
+        like = torch.empty(0, dtype=layout.dtype, device=task.data.device)
+        self.task, self.buffers = task, StackBuffers(like, clients, layout.d, layout.dtype)
+
+    def pack(self, stack: Tensor, out: Tensor) -> None:
+        """Copy a stack ``(clients, d)`` into ``out``, one of the buffers."""
+        out.copy_(stack)
+
+    def unpack(self, stack: Tensor) -> Tensor:
+        """Return a copy of a buffer."""
+        return stack.clone()
+
+
+class VmapGradients(FlatBuffers):
+    """All clients at once, with PyTorch's operations batched by ``torch.vmap``."""
+
+    def compute(self, rows: Tensor) -> None:
+        """Set the gradients to those of the given rows of the data, and add up the losses."""
+        task, flat = self.task.task, rows.view(-1)
+        task.model.train()
+        selected = (x.index_select(0, flat) for x in (self.task.data, self.task.labels))
+        data, labels = (x.view(*rows.shape, *x.shape[1:]) for x in selected)
+        parameters = task.layout.unflatten(self.buffers.x.w)
+        gradients, losses = torch.vmap(grad_and_value(self._loss))(parameters, data, labels)
+        pieces = [gradients[name].flatten(1) for name in task.layout.names]
+        torch.cat(pieces, 1, out=self.buffers.gradient)
+        self.buffers.loss += losses
+
+    def _loss(self, parameters: dict[str, Tensor], data: Tensor, labels: Tensor) -> Tensor:
+        """Return one client's loss."""
+        return self.task.task.loss(self.task.model_output(parameters, data), labels)
+
+
+def can_vmap(task: StackedTask, rows: Tensor) -> bool:
+    """Whether ``torch.vmap`` can batch the model over clients, tried with two of them.
+
+    Convolutions are excluded because they are slow when batched. Random operations are excluded
+    because they must differ between clients.
+    """
+    if any(isinstance(module, nn.modules.conv._ConvNd) for module in task.task.model.modules()):
+        return False
+    try:
+        VmapGradients(task, 2).compute(rows[:1].expand(2, -1).contiguous())
+    except Exception:  # a model may do anything in its forward pass
+        return False
+    return True
+
+
+class StreamGradients(FlatBuffers):
+    """One forward and backward pass per client, each on its own stream, for any model."""
+
+    def __init__(self, task: StackedTask, clients: int) -> None:
+        super().__init__(task, clients)
+        self.streams = [new_stream() for _ in range(STREAMS)] if task.data.is_cuda else []
+
+    def compute(self, rows: Tensor) -> None:
+        """Set the gradients to those of the given rows of the data, and add up the losses."""
+        for place in range(len(rows)):
+            with self._stream(place):
+                self._compute_client(place, rows[place])
+        for stream in self.streams:
+            torch.cuda.current_stream().wait_stream(stream)
+
+    def _stream(self, place: int) -> AbstractContextManager[object]:
+        if not self.streams:
+            return ExitStack()
+        stream = self.streams[place % len(self.streams)]
+        stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(stream)
+
+    def _compute_client(self, place: int, rows: Tensor) -> None:
+        """Write one client's gradient and loss to its row of the buffers."""
+        task, w = self.task.task, self.buffers.x.w[place]
+        data = self.task.data.index_select(0, rows)
+        labels = self.task.labels.index_select(0, rows)
+        parameters = {n: p.detach().requires_grad_() for n, p in self.task.parameters(w).items()}
+        task.model.train()
+        loss = task.loss(self.task.model_output(parameters, data), labels)
+        gradients = torch.autograd.grad(
+            loss, tuple(parameters.values()), allow_unused=True, materialize_grads=True
+        )
+        flat = [g.to_dense().reshape(-1) if g.is_sparse else g.reshape(-1) for g in gradients]
+        torch.cat(flat, out=self.buffers.gradient[place])
+        self.buffers.loss[place] += loss.detach()
+
+
+def new_stream() -> torch.cuda.Stream:
+    """Return a new stream of the current device."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]

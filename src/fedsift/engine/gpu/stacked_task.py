@@ -1,0 +1,113 @@
+"""A task on the GPU: the joined data of all clients, and the model's output and number formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from fedsift.engine.memory_format import is_callable_with
+from fedsift.selection.backend import can_use_triton
+from fedsift.task import Task
+
+if TYPE_CHECKING:
+    from fedsift.engine.gpu.network import StackedNetwork
+
+PRODUCT_PRECISIONS = {"fp32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}
+"""How Triton multiplies float32 matrices, for each precision that a user can choose."""
+
+
+@dataclass(frozen=True)
+class StackedTask:
+    """A task, the data and labels of all clients end to end, and the precision."""
+
+    task: Task
+    data: Tensor
+    labels: Tensor
+    precision: str
+
+    @cached_property
+    def network(self) -> StackedNetwork | None:
+        """The model for all clients at once; None without a GPU or for an unsupported model."""
+        if not can_use_triton(self.data) or self.task.layout.dtype != torch.float32:
+            return None
+        from fedsift.engine.gpu.network import StackedNetwork, UnsupportedModel  # need Triton
+
+        precision = PRODUCT_PRECISIONS[self.precision]
+        try:
+            return StackedNetwork(self.task.model, self.task.layout, precision)
+        except UnsupportedModel:
+            return None
+
+    @cached_property
+    def network_data(self) -> Tensor:
+        """The clients' data as :class:`StackedNetwork` takes it."""
+        return self.to_network_format(self.data)
+
+    def to_network_format(self, data: Tensor) -> Tensor:
+        """Return data with channels last, in the number format of the activations."""
+        last = data.permute(0, 2, 3, 1) if data.dim() == 4 else data
+        return last.to(self.dtype).contiguous()
+
+    def output(self, w: Tensor, data: Tensor) -> Any:
+        """Return the model's output in evaluation mode with weights w."""
+        if self.network is not None:
+            from fedsift.engine.gpu.network import UnsupportedModel
+
+            try:
+                return self.network_output(self.network, w, data)
+            except UnsupportedModel:
+                pass
+        self.task.model.eval()
+        return self.model_output(self.parameters(w), data)
+
+    def network_output(self, network: StackedNetwork, w: Tensor, data: Tensor) -> Tensor:
+        """Return the output of a stacked network with one client."""
+        from fedsift.engine.gpu.channels_last import ChannelsLastLayout
+
+        layout = ChannelsLastLayout(self.task.layout)
+        stack = w.new_zeros(1, layout.length)
+        layout.pack(w[None], stack)
+        weights = layout.weights(stack, stack.to(self.dtype), stack)
+        return network(self.to_network_format(data)[None], weights)[0].float()
+
+    def model_output(self, parameters: dict[str, Tensor], data: Tensor) -> Any:
+        """Return the model's output with the given parameters, in the dtype of the weights."""
+        output = functional_call(self.task.model, parameters, (data,))
+        return output.to(self.task.layout.dtype) if isinstance(output, Tensor) else output
+
+    def parameters(self, w: Tensor) -> dict[str, Tensor]:
+        """Return the parameters by name, those of convolutions in the fastest memory format."""
+        named = self.task.layout.unflatten(w)
+        return channels_last(named) if self.takes_channels_last else named
+
+    @cached_property
+    def takes_channels_last(self) -> bool:
+        """Whether the model runs with its convolutions' weights in channels-last format."""
+        named = self.task.layout.unflatten(self.task.layout.read(self.task.model))
+        return is_callable_with(partial(self.model_output, channels_last(named)), self.data)
+
+    @cached_property
+    def has_class_labels(self) -> bool:
+        """Whether the loss is the cross-entropy of class labels, none of which is ignored."""
+        is_index = self.labels.dtype == torch.int64 and self.labels.dim() == 1
+        return self.task.loss is cross_entropy and is_index and bool((self.labels >= 0).all())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number format of activations and matrix products."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+
+def channels_last(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return parameters by name, those of convolutions in channels-last memory format."""
+    fast = torch.channels_last
+    return {
+        name: p.contiguous(memory_format=fast) if p.dim() == 4 else p
+        for name, p in parameters.items()
+    }

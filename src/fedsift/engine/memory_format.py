@@ -1,0 +1,38 @@
+"""The memory format of images: channels last is faster, but not every model accepts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedsift.engine.cpu.kernel_support import MIN_BATCH
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """Return images with channels last in memory, with matching strides even for one channel.
+
+    >>> channels_last(torch.zeros(2, 1, 4, 4)).stride()
+    (16, 1, 4, 1)
+    """
+    _, channels, height, width = images.shape
+    strides = (channels * height * width, 1, channels * width, channels)
+    return images.contiguous(memory_format=torch.channels_last).as_strided(images.shape, strides)
+
+
+def is_callable_with(call: Callable[[Tensor], object], data: Tensor) -> bool:
+    """Whether a model runs on data: in some memory formats, its calls of ``view`` may fail.
+
+    >>> is_callable_with(lambda x: x.view(len(x), -1), torch.zeros(1, 2, 2))
+    True
+    >>> is_callable_with(lambda x: x.transpose(1, 2).view(len(x), -1), torch.zeros(1, 2, 2))
+    False
+    """
+    batch = data[:1].expand(MIN_BATCH, *data.shape[1:]).contiguous()
+    try:
+        with torch.no_grad(), torch.random.fork_rng([data.device] if data.is_cuda else []):
+            call(batch)
+    except RuntimeError:
+        return False
+    return True

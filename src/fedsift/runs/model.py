@@ -1,0 +1,27 @@
+"""The trained model as a file of tensors."""
+
+from __future__ import annotations
+
+import copy
+
+from fedsift.federation.round import Federation
+from fedsift.federation.snapshot import Snapshot
+from fedsift.runs.disk import save_tensors
+from fedsift.runs.folder import RunFolder
+
+
+def save_model(folder: RunFolder, federation: Federation, snapshot: Snapshot) -> None:
+    """Write the model of a run's last snapshot, for ``load_state_dict``.
+
+    On a Flower server, which has no model, the file holds only the parameters that were trained.
+    """
+    task, w = federation.task, federation.model_weights(snapshot)
+    about = {"round": snapshot.round, "layout": task.layout.fingerprint()}
+    model = copy.deepcopy(task.model)
+    if not any(True for _ in model.parameters()):
+        save_tensors(folder.model_file, task.layout.unflatten(w), about)
+        return
+    task.layout.write(w, model)
+    # Clones, because tied parameters share memory and a safetensors file does not.
+    tensors = {name: x.clone() for name, x in model.state_dict().items()}
+    save_tensors(folder.model_file, tensors, about)

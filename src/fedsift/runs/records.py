@@ -1,0 +1,149 @@
+"""The lines of metrics.jsonl and uploads.jsonl: one JSON object per round, checked when read.
+
+A crash may cut off the last line, which is then ignored. Anything else that is not as it was
+written is damage: each line must hold the fields of its round, and a checkpoint holds a digest of
+all lines up to its own round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fedsift.errors import ConfigError
+from fedsift.runs.disk import read_metadata, replace_file
+from fedsift.simulation import Record
+
+if TYPE_CHECKING:
+    from fedsift.runs.folder import RunFolder
+
+Fields = Mapping[str, type | tuple[type, ...]]
+NUMBER, NUMBER_OR_NONE = (int, float), (int, float, type(None))
+METRICS: Fields = {
+    "round": int,
+    "accuracy": NUMBER_OR_NONE,
+    "loss": NUMBER_OR_NONE,
+    "clients": int,
+    "uplink_bits_paper": NUMBER,
+    "uplink_bytes": NUMBER,
+    "downlink_bytes": NUMBER,
+    "seconds": NUMBER,
+}
+"""The fields that every line of metrics.jsonl has, with their types."""
+UPLOADS: Fields = {"round": int, "uploads": int, "bytes": dict, "masks": dict}
+"""The same for uploads.jsonl."""
+
+
+def append_round(folder: RunFolder, record: Record, uploads: Mapping[str, Any]) -> None:
+    """Append a round's metrics and upload statistics; delete what described a finished run."""
+    for file in (folder.summary_file, folder.model_file):
+        file.unlink(missing_ok=True)
+    for file, line in ((folder.uploads_file, uploads), (folder.metrics_file, record)):
+        with file.open("a", encoding="utf-8") as opened:
+            opened.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def rewind(folder: RunFolder, round: int) -> list[Record]:
+    """Drop the lines after a checkpoint's round, and return the metrics up to it."""
+    history = folder.history()
+    folder.uploads()  # refuses damage
+    if len(history) < round:
+        raise ConfigError(
+            f"{folder.metrics_file} has {len(history)} of the {round} rounds of the checkpoint: "
+            "restore the file, or start a new run with --out"
+        )
+    for file in (folder.metrics_file, folder.uploads_file):
+        if file.exists() or file == folder.metrics_file:
+            replace_file(file, b"".join(lines_up_to(file, round)))
+    return history[:round]
+
+
+def read_rounds(
+    file: Path, fields: Fields, checkpoint: Path, is_complete: bool = True
+) -> list[dict[str, Any]]:
+    """Return the objects of consecutive rounds; refuse a file that was damaged.
+
+    The first is round 1 if the file has to be complete.
+    """
+    rounds: list[dict[str, Any]] = []
+    for number, line in enumerate(complete_lines(file), start=1):
+        found = parsed(line)
+        if not has_fields(found, fields):
+            refuse(file, f"line {number}")
+        expected = rounds[-1]["round"] + 1 if rounds else 1
+        if found["round"] != expected and (rounds or is_complete):
+            refuse(file, f"line {number} is of round {found['round']}, not {expected}")
+        rounds.append(found)
+    check_digest(file, checkpoint)
+    return rounds
+
+
+def complete_lines(file: Path) -> list[bytes]:
+    """Return the lines of a file with their newlines, without a last line that was cut off."""
+    try:
+        lines = file.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return lines if not lines or lines[-1].endswith(b"\n") else lines[:-1]
+
+
+def lines_up_to(file: Path, round: int) -> list[bytes]:
+    """Return the lines of a file up to a round; uploads.jsonl may start after round 1."""
+    lines = complete_lines(file)
+    first = parsed(lines[0]) if lines else {}
+    start = first["round"] if has_fields(first, {"round": int}) else 1
+    return lines[: max(0, round + 1 - start)]
+
+
+def parsed(line: bytes) -> Any:
+    """Parse a line; None if it is not JSON.
+
+    >>> parsed(b'{"round": 1}'), parsed(b'{"round": 1')
+    ({'round': 1}, None)
+    """
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def has_fields(found: Any, fields: Fields) -> bool:
+    """Whether a parsed line is an object with all fields, of their types and finite.
+
+    >>> has_fields({"round": 1}, {"round": int}), has_fields({"round": "1"}, {"round": int})
+    (True, False)
+    """
+    if not isinstance(found, dict):
+        return False
+    is_typed = all(key in found and isinstance(found[key], fields[key]) for key in fields)
+    return is_typed and all(math.isfinite(x) for x in found.values() if isinstance(x, float))
+
+
+def check_digest(file: Path, checkpoint: Path) -> None:
+    """Refuse a file whose lines up to the checkpoint's round are not those of the checkpoint."""
+    about = read_metadata(checkpoint)
+    known = about.get("lines", {}).get(file.name)
+    if not known or not file.exists():
+        return
+    if digest_of(lines_up_to(file, about["round"])) != known:
+        refuse(file, f"it does not match {checkpoint.name}")
+
+
+def line_digests(folder: RunFolder, round: int) -> dict[str, str]:
+    """Return a digest of the lines up to a round, by file name."""
+    files = [file for file in (folder.metrics_file, folder.uploads_file) if file.exists()]
+    return {file.name: digest_of(lines_up_to(file, round)) for file in files}
+
+
+def digest_of(lines: list[bytes]) -> str:
+    """Return a digest of some lines."""
+    return hashlib.blake2b(b"".join(lines), digest_size=16).hexdigest()
+
+
+def refuse(file: Path, reason: str) -> NoReturn:
+    """Raise the error for a damaged file."""
+    raise ConfigError(f"{file} is damaged ({reason}): restore it, or start a new run with --out")
