@@ -4,14 +4,14 @@ import os
 import signal
 
 import pytest
-from processes import HERE, SOURCE, Federation, left_behind
+from processes import HERE, SOURCE, Federation, processes_of
 
 collect_ignore = ["app", "fast"]  # other processes import these
 
 
 @pytest.fixture
 def federation_of(tmp_path_factory):
-    """Start a federation of so many nodes; all its processes end with the test."""
+    """Start a federation with a number of nodes; all its processes end with the test."""
     started = []
 
     def start(nodes):
@@ -26,6 +26,6 @@ def federation_of(tmp_path_factory):
         return federation
 
     yield start
-    for each in started:
-        each.close(signal.SIGKILL)
-        each.wait_until(lambda home=each.home: not left_behind(home))
+    for federation in started:
+        federation.close(signal.SIGKILL)
+        federation.wait_until(lambda home=federation.home: not processes_of(home))

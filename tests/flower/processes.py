@@ -1,4 +1,4 @@
-"""Federations of real processes that run the app of faults, and what they leave behind."""
+"""Federations of real processes that run the app with faults, and the processes they leave."""
 
 import json
 from pathlib import Path
@@ -11,29 +11,29 @@ SOURCE = str(Path(fedsift.__file__).parents[1])
 
 
 class Federation(LocalFederation):
-    """A local federation that runs the app of faults."""
+    """A local federation that runs the app in tests/flower/app."""
 
     @property
     def run_folder(self):
         return self.folder / "run"
 
-    def say(self, **settings):
-        """Start a run with these settings of the app."""
+    def start_run(self, **settings):
+        """Start a run of the app with these settings."""
         words = {"folder": str(self.folder), **settings}
         self.run(HERE / "app", " ".join(f"{k}={json.dumps(v)}" for k, v in words.items()))
 
-    def ended(self, seconds=500):
-        """Wait for the run's end, and give its log."""
+    def wait_for_end(self, seconds=500):
+        """Wait for the end of the run, and return its log."""
         self.wait_until(lambda: self.processes["run"].poll() is not None, seconds=seconds)
         return self.log("run").read_text()
 
-    def fault(self, round, client, word):
+    def set_fault(self, round, client, word):
         path = self.folder / "faults" / f"{round}-{client}"
         path.parent.mkdir(exist_ok=True)
         path.write_text(word)
 
-    def noted(self, name, seconds=500):
-        """Wait until a process of the app has noted something; gives its id."""
+    def wait_for_note(self, name, seconds=500):
+        """Wait until a process of the app has written a note, and return its process id."""
         path = self.folder / "notes" / name
         self.wait_until(path.exists, seconds=seconds)
         pid = int(path.read_text())
@@ -45,13 +45,13 @@ class Federation(LocalFederation):
         return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def left_behind(home):
-    """The processes that belong to the federation with that Flower folder."""
+def processes_of(home):
+    """Return the processes of the federation with that Flower folder."""
     mark = f"FLWR_HOME={home}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             found += [path.parent.name] if mark in path.read_bytes().split(b"\0") else []
-        except OSError:  # it has just ended, or is not ours
+        except OSError:  # the process has just ended, or belongs to someone else
             continue
     return found

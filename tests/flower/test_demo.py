@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, RecordDict
 from inline import InlineGrid, InlineNode
-from processes import SOURCE, left_behind
+from processes import SOURCE, processes_of
 from typer.main import get_command
 
 from fedsift.cli import demo as cli_demo
@@ -35,17 +35,17 @@ def test_a_stopped_demo_leaves_no_process_behind(tmp_path):
     while not (home / "fedsift").exists():  # a client has trained: every kind of process is there
         assert demo.poll() is None
         time.sleep(0.2)
-    assert left_behind(home)
+    assert processes_of(home)
     demo.send_signal(signal.SIGINT)
     _, said = demo.communicate(timeout=100)
     assert demo.returncode == 130, said
     assert "Traceback" not in said
-    assert gone(home)
+    assert has_no_processes(home)
 
 
-def gone(home, seconds=20):
+def has_no_processes(home, seconds=20):
     until = time.monotonic() + seconds
-    while (left := left_behind(home)) and time.monotonic() < until:
+    while (left := processes_of(home)) and time.monotonic() < until:
         time.sleep(0.2)
     return not left
 

@@ -1,4 +1,4 @@
-"""Federations of real processes: equal to the simulation, whatever is killed."""
+"""Federations of real processes: bit-identical to simulations, even if processes are killed."""
 
 import os
 import signal
@@ -38,8 +38,8 @@ def kill(pid):
         os.kill(pid, signal.SIGKILL)
 
 
-def back(federation, name, key, client):
-    """Start a killed SuperNode again; Flower lets it in once it has noticed that it was gone."""
+def restart_node(federation, name, key, client):
+    """Start a killed SuperNode again. Flower admits it once it has noticed that it was gone."""
     log = federation.log(name)
     log.unlink()
     federation.start_node(name, key, client, 5)
@@ -54,23 +54,23 @@ def back(federation, name, key, client):
 
 def test_a_deployment_gives_the_same_bits_as_a_simulation(federation_of):
     federation = federation_of(3)
-    federation.say(rounds=2)
+    federation.start_run(rounds=2)
     intruders = start_intruders(federation)
-    log = federation.ended()
+    log = federation.wait_for_end()
     assert "report:" in log
     result = simulated("fedadam-ssm", 3, 2)
     assert_same_bits(federation.run_folder, result.state)
     for real, simulation in zip(federation.history(), result.history, strict=True):
         same = ("round", "clients", "rejected", "train_loss", "uplink_bytes", "uplink_bits_paper")
         assert {k: real[k] for k in same} == {k: simulation[k] for k in same}
-    # What goes down in round 2 is what the simulation has sent at the end of round 1.
+    # Requests of round 2 carry the broadcast that the simulation counts in round 1.
     assert federation.history()[1]["downlink_bytes"] == result.history[0]["downlink_bytes"]
     assert (federation.run_folder / "report.html").exists()
     assert_refused(federation, intruders)
 
 
 def start_intruders(federation):
-    """A SuperNode with a key that nobody has registered, and one that speaks no TLS."""
+    """Start a SuperNode with an unregistered key, and one without TLS."""
     key = federation.folder / "stranger.key"
     make_node_key(key)
     federation.start_node("stranger", key, 0, 3)
@@ -92,16 +92,16 @@ def assert_refused(federation, intruders):
 
 def test_a_killed_server_resumes_with_the_same_bits(federation_of):
     federation = federation_of(3)
-    # sift keeps memories on clients and server: the hardest to take up again.
-    federation.say(algorithm="sift")
-    federation.noted("begun-2-0")
-    kill(federation.noted("server"))  # within round 2
-    federation.say(algorithm="sift")
-    server = federation.noted("server")
+    # sift has memories on clients and server, which makes it the hardest method to resume.
+    federation.start_run(algorithm="sift")
+    federation.wait_for_note("begun-2-0")
+    kill(federation.wait_for_note("server"))  # within round 2
+    federation.start_run(algorithm="sift")
+    server = federation.wait_for_note("server")
     federation.wait_until(lambda: len(federation.history()) == 2, seconds=500)
     kill(server)  # when round 2 was written
-    federation.say(algorithm="sift")
-    federation.ended()
+    federation.start_run(algorithm="sift")
+    federation.wait_for_end()
     history = federation.history()
     assert [r["round"] for r in history] == [1, 2, 3]
     assert all(r["clients"] == 3 and not r["problems"] for r in history)
@@ -111,15 +111,15 @@ def test_a_killed_server_resumes_with_the_same_bits(federation_of):
 def test_a_round_continues_without_failed_clients(federation_of):
     federation = federation_of(5)
     for client, word in enumerate(["raise", "corrupt", "round", "nan"]):
-        federation.fault(2, client, word)
-    federation.fault(3, 4, "hang")
-    federation.fault(4, 3, "hang")
-    federation.fault(4, 2, "hang")
-    federation.say(clients=5, rounds=4, hang=3)
-    federation.noted("begun-4-2")
+        federation.set_fault(2, client, word)
+    federation.set_fault(3, 4, "hang")
+    federation.set_fault(4, 3, "hang")
+    federation.set_fault(4, 2, "hang")
+    federation.start_run(clients=5, rounds=4, hang=3)
+    federation.wait_for_note("begun-4-2")
     federation.kill("node-2")  # the whole SuperNode, in the middle of its client's training
-    kill(federation.noted("begun-4-3"))  # only the client's process
-    federation.ended()
+    kill(federation.wait_for_note("begun-4-3"))  # only the client's process
+    federation.wait_for_end()
     first, bad, hung, killed = federation.history()
     assert (first["clients"], first["problems"]) == (5, {})
     assert (bad["clients"], bad["rejected"]) == (1, 3)
@@ -132,9 +132,9 @@ def test_a_round_continues_without_failed_clients(federation_of):
     assert killed["clients"] == 3
     assert set(killed["problems"]) == {"2", "3"}
 
-    back(federation, "node-2", federation.folder / "node-2.key", 2)
-    federation.say(clients=5, rounds=5)
-    federation.ended()
+    restart_node(federation, "node-2", federation.folder / "node-2.key", 2)
+    federation.start_run(clients=5, rounds=5)
+    federation.wait_for_end()
     last = federation.history()[-1]
     assert (last["round"], last["clients"], last["problems"]) == (5, 5, {})
 
@@ -144,15 +144,15 @@ def test_hostile_uploads_affect_only_their_client(federation_of):
     federation = federation_of(2)
     name, key = "hostile", federation.register(["hostile"])["hostile"]
     federation.start_node(name, key, 2, 3, within=["env", "HOSTILE=1"])
-    federation.say(rounds=5, hang=5, timeout=100.0)
-    assert "report:" in federation.ended()
+    federation.start_run(rounds=5, hang=5, timeout=100.0)
+    assert "report:" in federation.wait_for_end()
     history = federation.history()
     assert [record["clients"] for record in history] == [2] * 5
     problems = [list(record["problems"].values()) for record in history]
     for said, expected in zip(problems, HOSTILE_PROBLEMS, strict=True):
         assert any(expected in problem for problem in said), (said, expected)
     assert_same_bits(federation.run_folder, simulated_without(2, clients=3, rounds=5))
-    # In the last round the chunks never arrive: it ends at its timeout, and the others count.
+    # In the last round the chunks never arrive. It ends at its timeout with the other updates.
     timeout = float(problems[-1][0].removeprefix("no reply within ").removesuffix(" s"))
     assert history[4]["seconds"] - history[3]["seconds"] < timeout + 5
     growth = int((federation.folder / "growth").read_text()) / 1024
@@ -185,5 +185,5 @@ def simulated_without(client, clients, rounds):
 
 def test_too_few_nodes_end_the_run_with_a_clear_message(federation_of):
     federation = federation_of(0)
-    federation.say(wait=1.0)
-    assert "0 of at least 1 SuperNodes are connected after 1 s" in federation.ended()
+    federation.start_run(wait=1.0)
+    assert "0 of at least 1 SuperNodes are connected after 1 s" in federation.wait_for_end()

@@ -82,8 +82,8 @@ class DeployedRun:
         """What ``FedSift.start`` returns, as far as the run has come."""
         return self.engine.result
 
-    def requests(self, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """Start a round: wait for enough nodes, and return the messages to send."""
+    def start_round(self, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Wait for enough nodes, and return the messages to send."""
         needed = max(1, self.federation.min_clients)
         wanted = needed if self.nodes else len(self.federation.task.clients)
         connected = wait_for_nodes(grid, wanted, needed, self.wait)
@@ -91,7 +91,7 @@ class DeployedRun:
         self.engine.exchange = Exchange(grid, requests)
         return [requests.message_to(node) for node in connected if requests.is_needed(node)]
 
-    def merge(self, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
+    def merge_replies(self, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Merge the replies of a round as they arrive, and write the round to the folder."""
         self.engine.replies = replies
         round, seconds = self.snapshot.round + 1, self.checkpoint.seconds

@@ -210,13 +210,13 @@ class FedSift(Strategy):
     ) -> list[Message]:
         """Wait for enough nodes, and return the requests of the round."""
         with_round = ConfigRecord({**config, "server-round": server_round})
-        return self.current_run.requests(with_round, grid)
+        return self.current_run.start_round(with_round, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
         """Merge the replies as they arrive, and write the round to the run folder."""
-        return self.current_run.merge(replies)
+        return self.current_run.merge_replies(replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
