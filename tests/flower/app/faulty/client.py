@@ -1,4 +1,4 @@
-"""A client that reads from a file what to do wrong: FOLDER/faults/ROUND-CLIENT holds the word."""
+"""A client with faults: the file FOLDER/faults/ROUND-CLIENT names what it does wrong."""
 
 import time
 from dataclasses import replace
@@ -18,13 +18,13 @@ app = ClientApp()
 
 @app.train()
 def train(message, context):
-    order = TrainRequest.from_records(message.content)
+    request = TrainRequest.from_records(message.content)
     client, folder = context.node_config["partition-id"], context.run_config["folder"]
-    path = Path(folder) / "faults" / f"{order.round}-{client}"
+    path = Path(folder) / "faults" / f"{request.round}-{client}"
     fault = path.read_text() if path.exists() else ""
 
     def data(partition, partitions):
-        note(folder, f"begun-{order.round}-{client}")
+        note(folder, f"begun-{request.round}-{client}")
         if fault == "raise":
             raise RuntimeError("the disk is full of eels")
         if fault == "hang":
@@ -34,25 +34,25 @@ def train(message, context):
     honest = client_app(make_model, data, make_algorithm)
     reply = honest(message, context)
     if fault in TAMPER:
-        answer = TrainReply.from_records(reply.content)
-        bad = replace(answer, frame=TAMPER[fault](answer.frame, order))
+        sent = TrainReply.from_records(reply.content)
+        bad = replace(sent, frame=TAMPER[fault](sent.frame, request))
         return Message(content=bad.to_records(), reply_to=message)
     return reply
 
 
-def corrupt(frame, order):
+def corrupt(frame, request):
     return frame[:40] + bytes([frame[40] ^ 1]) + frame[41:]
 
 
-def of_another_round(frame, order):
+def of_another_round(frame, request):
     layout = Layout.of(make_model())
-    spec = Spec(layout, order.algorithm.split("(")[0].replace("_", "-"), order.round - 1,
-                order.cohort[0], order.run, order.state)  # fmt: skip
+    spec = Spec(layout, request.algorithm.split("(")[0].replace("_", "-"), request.round - 1,
+                request.cohort[0], request.run, request.state)  # fmt: skip
     return encode(decode(frame, layout), spec)
 
 
-def with_nan(frame, order):
-    body = frame[:-12] + b"\x00\x00\xc0\x7f"  # the last of V's values is a NaN now
+def with_nan(frame, request):
+    body = frame[:-12] + b"\x00\x00\xc0\x7f"  # the last value of V becomes NaN
     return body + checksum(body)
 
 

@@ -21,7 +21,7 @@ def main(grid, context):
     )  # fmt: skip
 
     def evaluate(round, arrays):
-        """Before the round in which a client hangs: just enough time for the others."""
+        """Shorten the timeout of the round in which a client hangs; the others need less."""
         own = 3 * strategy.run.checkpoint.seconds / max(1, strategy.run.snapshot.round)
         strategy.run.timeout = own + 10 if round == config["hang"] - 1 else config["timeout"]
 
