@@ -140,7 +140,8 @@ def nonconvex_bound(
     It is 2 gap/(ηT) + (ηρ + 6(1 − α)) G²dL²/ε + 6G²d (A + η²ρ²L²/(3ε)) + 6 noise, where A is
     :attr:`ConvergenceSetting.adam_gap`.
 
-    >>> s = ConvergenceSetting(d=21_840, local_steps=30, lr=1e-3, density=0.05, rho=10.0, grad_bound=1.0)
+    >>> s = ConvergenceSetting(d=21_840, local_steps=30, lr=1e-3, density=0.05,
+    ...                        rho=10.0, grad_bound=1.0)
     >>> bound = nonconvex_bound(s, rounds=100, gap=2.3)
     >>> bound.vacuous, bound.floor > bound.trivial
     (True, True)
@@ -166,7 +167,8 @@ def pl_bound(
 
     It is (1 − ημ)^T gap plus 1/(2μ) times all parts of Theorem 2 except the first.
 
-    >>> s = ConvergenceSetting(d=10, local_steps=5, lr=1e-3, density=0.5, rho=1.0, grad_bound=1.0, eps=1.0)
+    >>> s = ConvergenceSetting(d=10, local_steps=5, lr=1e-3, density=0.5, rho=1.0,
+    ...                        grad_bound=1.0, eps=1.0)
     >>> round(pl_bound(s, rounds=5000, gap=1.0, mu=1.0).initial, 4)
     0.0067
     """
