@@ -1,8 +1,9 @@
-"""Every doctest has torch and np; the GPU kernels are interpreted where there is no GPU."""
+"""Set up doctests, interpret Triton kernels without a GPU, and start slow tests first."""
 
 import os
 from importlib.util import find_spec
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -23,3 +24,36 @@ if not find_spec("flwr"):
 @pytest.fixture(autouse=True)
 def _imports(doctest_namespace: dict[str, Any]) -> None:
     doctest_namespace.update(torch=torch, np=np, nn=torch.nn)
+
+
+SLOW = (
+    "tests/flower/test_de",
+    "tests/engine/test_torchrun.py",
+    "tests/runs/test_resume.py",
+    "tests/reproduce/",
+    "tests/cli/",
+    "tests/engine/test_layers.py",
+    "tests/selection/test_selection_gpu.py",
+    "tests/report/",
+    "tests/test_docs.py",
+)
+"""Tests of real processes, of long runs and of interpreted kernels."""
+ALWAYS = ("tests/test_recorded_bits.py", "tests/test_code_metrics.py")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--quick``."""
+    parser.addoption("--quick", action="store_true", help="run a fixed tenth of the fast tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start slow tests first, so that none is left over at the end; keep a tenth if asked to."""
+    items.sort(key=lambda item: not item.nodeid.startswith(SLOW))
+    if config.getoption("--quick"):
+        items[:] = [item for item in items if is_quick(item.nodeid)]
+
+
+def is_quick(test: str) -> bool:
+    """Whether ``--quick`` runs a test: always the same ones, spread over all rooms."""
+    is_chosen = not test.startswith(SLOW) and crc32(test.encode()) % 10 == 0
+    return is_chosen or test.startswith(ALWAYS)
