@@ -50,6 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Start slow tests first, so that none is left over at the end; keep a tenth if asked to."""
     items.sort(key=lambda item: not item.nodeid.startswith(SLOW))
     if config.getoption("--quick"):
+        config.hook.pytest_deselected(items=[x for x in items if not is_quick(x.nodeid)])
         items[:] = [item for item in items if is_quick(item.nodeid)]
 
 
