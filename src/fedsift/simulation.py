@@ -1,4 +1,4 @@
-"""Simulate a federation on one machine."""
+"""Simulation of a federation on one machine."""
 
 from __future__ import annotations
 
@@ -19,18 +19,11 @@ from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Forked, Stacked, Task
 from fedsift.engine.gpu.stacked import PRECISIONS
 from fedsift.errors import Diverged
-from fedsift.federation.cohort import (
-    check_cohort,
-)
+from fedsift.federation.cohort import check_cohort
 from fedsift.federation.memories import OnDisk, SlotFile
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
-from fedsift.federation.round import (
-    Federation,
-)
-from fedsift.federation.snapshot import (
-    RoundReport,
-    Snapshot,
-)
+from fedsift.federation.round import Federation
+from fedsift.federation.snapshot import RoundReport, Snapshot
 from fedsift.task import (
     Data,
     Loss,
@@ -45,14 +38,13 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Result:
-    """What a simulation ends with."""
+    """The result of a simulation: the trained model and the metrics of each round."""
 
     snapshot: Snapshot
     history: list[Record]
     layout: Layout
     weights: Tensor
-    """The trained model's parameters as a flat vector: the global W, if the method says nothing
-    else."""
+    """The trained model's parameters as a flat vector. Most methods return the global W."""
 
     @property
     def state(self) -> Moments:
@@ -82,45 +74,45 @@ def simulate(
     max_norm_ratio: float | None = MAX_NORM_RATIO,
     on_round: Callable[[Record], None] | None = None,
 ) -> Result:
-    """Train a model over clients that share updates, never data.
+    """Train a model on clients that share updates but not data.
 
     Parameters
     ----------
     model
-        Any module; its current parameters are W^0. It is not changed.
+        Any module. Training starts from its current parameters and does not change them.
     clients
-        One pair of tensors (x, y) a client.
+        One pair (x, y) of tensors per client.
     test
-        Where accuracy and loss are measured after each round.
+        A pair (x, y) on which accuracy and loss are measured after each round.
     algorithm
-        A method from ``fedsift.algorithms``; FedAdam-SSM with the paper's settings by default.
+        A method from ``fedsift.algorithms``; by default FedAdam-SSM with the paper's settings.
     rounds
-        Communication rounds.
+        Number of communication rounds.
     batch_size
-        Samples a local step; None takes the whole local set every step, without any randomness.
+        Samples per local step. None takes the whole local data set in each step.
     participation
-        The share of clients that train in a round.
+        The fraction of clients that train in each round.
     dropout
-        The chance that a client trains and its update is lost.
+        The probability that a client trains but its update is lost.
     min_clients
-        A round with fewer updates than this stops the training.
+        Raise :class:`TooFewClients` if a round merges fewer updates than this.
     wire
-        ``"count"`` measures the exact size of every message; ``"real"`` also encodes and decodes
-        it. Both train the same, bit for bit.
+        ``"count"`` computes the exact size of every message; ``"real"`` also encodes and decodes
+        it. The results are bit-identical.
     loss
-        From the model's output and y to a scalar.
+        Returns a scalar, given the model's output and y.
     seed
-        Fixes cohorts, mini-batches and lost updates.
+        Seed of cohorts, mini-batches and lost updates.
     device
-        Where tensors live; ``"auto"`` is CUDA where there is one.
+        The device to train on; ``"auto"`` selects CUDA if it is available.
     precision
-        On a GPU: ``"fp32"``, ``"tf32"`` or ``"bf16"``.
+        Precision on a GPU: ``"fp32"``, ``"tf32"`` or ``"bf16"``.
     max_norm_ratio
-        An update is rejected if the L2 norm of its W is more than this many times the usual norm
-        in this and recent rounds. M may be twice as many times as large, V the square of that.
-        0 or None: no bound.
+        Reject an update if the L2 norm of its W is more than this many times the usual norm in this
+        and recent rounds. The limit for M is twice that, for V the square of the limit for M.
+        0 or None disables the bound.
     on_round
-        Called with each round's record.
+        Called with the metrics of each round.
 
     Examples
     --------
@@ -155,7 +147,7 @@ def simulate(
 
 @dataclass(frozen=True)
 class Options:
-    """How a simulation runs: the arguments of :func:`simulate` besides the task and the method."""
+    """The arguments of :func:`simulate` that say how it runs."""
 
     batch_size: int | None
     participation: float
@@ -169,7 +161,7 @@ class Options:
     max_norm_ratio: float | None = MAX_NORM_RATIO
 
     def check(self, clients: int) -> None:
-        """Raise ValueError unless every option is valid for this number of clients."""
+        """Check that every option is valid for this number of clients."""
         if self.batch_size is not None:
             _check_whole("batch_size", self.batch_size, at_least=1)
         check_cohort(clients, self.participation, self.min_clients)
@@ -178,7 +170,7 @@ class Options:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         _check_choice("precision", self.precision, PRECISIONS)
         if self.precision != "fp32" and torch.device(chosen_device(self.device)).type != "cuda":
-            raise ValueError(f"precision {self.precision} needs a GPU; {self.device} has fp32 only")
+            raise ValueError(f"precision {self.precision} needs a GPU; use fp32 on {self.device}")
         _check_choice("wire", self.wire, WIRES)
         _check_whole("seed", self.seed, at_least=0)
 
@@ -190,7 +182,7 @@ def prepare(
     algorithm: Algorithm,
     options: Options,
 ) -> Federation:
-    """Check everything, put it on the device, and return a federation that is ready to run."""
+    """Check the arguments, move the data to the device, and return a federation ready to run."""
     check_clients(clients, test)
     if not isinstance(algorithm, Algorithm):
         raise ValueError(
@@ -219,9 +211,9 @@ def prepare(
 
 
 def check_clients(clients: Sequence[Data], test: Data | None) -> None:
-    """Raise ValueError unless every client, and the test set, is a pair of tensors that match."""
+    """Check that every client's data, and the test set, is a pair of tensors of equal length."""
     if not clients:
-        raise ValueError("there are no clients: give at least one pair (x, y)")
+        raise ValueError("there are no clients: pass at least one pair (x, y)")
     for n, pair in enumerate(clients):
         _check_data(f"client {n}", pair)
     if test is not None:
@@ -229,7 +221,7 @@ def check_clients(clients: Sequence[Data], test: Data | None) -> None:
 
 
 def engine_for(task: Task, algorithm: Algorithm, precision: str) -> Engine:
-    """The fastest engine for the device that the task's tensors are on."""
+    """Return the fastest engine for the device of the task's tensors."""
     if task.clients[0][0].is_cuda:
         return Stacked(task, algorithm, precision)
     return Forked(task, algorithm)
@@ -280,7 +272,7 @@ def record_of(
 
 
 def finite_or_none(x: float | None) -> float | None:
-    """A number that JSON has, or None.
+    """Return a number if JSON can represent it, else None.
 
     >>> finite_or_none(0.5), finite_or_none(math.nan)
     (0.5, None)
@@ -294,34 +286,34 @@ def _to(pair: Data, device: str | torch.device) -> tuple[Tensor, Tensor]:
 
 
 def chosen_device(device: str | torch.device) -> str | torch.device:
-    """The device that is meant: ``auto`` is CUDA where there is one."""
+    """Return the device to train on; ``auto`` selects CUDA if it is available."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     asked = torch.device(device)
     if asked.type == "cuda" and asked.index not in (None, torch.cuda.current_device()):
         raise ValueError(
             f"{asked} is not the current GPU: call torch.cuda.set_device({asked.index}), "
-            "and give 'cuda'"
+            "and pass device='cuda'"
         )
     return device
 
 
-def _check_data(whose: str, pair: Any) -> None:
+def _check_data(name: str, pair: Any) -> None:
     is_sequence = isinstance(pair, Sequence) and len(pair) == 2
     if not is_sequence or not all(isinstance(part, Tensor) for part in pair):
         raise ValueError(
-            f"{whose} must be a pair of tensors (x, y), got {_kind(pair)}; torch.from_numpy makes "
-            "them of arrays, fedsift.data.from_dataset of a Dataset"
+            f"{name} must be a pair of tensors (x, y), got {_type_names(pair)}; convert arrays "
+            "with torch.from_numpy, a Dataset with fedsift.data.from_dataset"
         )
     x, y = pair
     if len(x) != len(y):
-        raise ValueError(f"{whose} has {len(x)} samples and {len(y)} labels")
+        raise ValueError(f"{name} has {len(x)} samples and {len(y)} labels")
     if len(x) == 0:
-        raise ValueError(f"{whose} has no samples")
+        raise ValueError(f"{name} has no samples")
 
 
-def _kind(x: object) -> str:
-    inner = ", ".join(_kind(each) for each in x) if isinstance(x, tuple | list) else ""
+def _type_names(x: object) -> str:
+    inner = ", ".join(_type_names(each) for each in x) if isinstance(x, tuple | list) else ""
     return f"({inner})" if inner else type(x).__name__
 
 

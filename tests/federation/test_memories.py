@@ -49,7 +49,7 @@ def assert_same(one, other):
             assert torch.equal(one.client_memory[n][name], x)
 
 
-def test_memories_on_the_disk_are_those_in_memory(tmp_path, federation, monkeypatch):
+def test_memories_on_disk_equal_those_in_ram(tmp_path, federation, monkeypatch):
     held = load_checkpoint(run(tmp_path / "held", federation, 8), federation, "cpu").snapshot
     assert isinstance(held.client_memory, InMemory)
     monkeypatch.setattr(memories, "MAX_RAM", 0)
@@ -58,14 +58,14 @@ def test_memories_on_the_disk_are_those_in_memory(tmp_path, federation, monkeypa
     assert_same(disk, held)
 
 
-def test_a_stopped_run_goes_on_with_what_clients_kept(tmp_path, federation, much):
+def test_a_stopped_run_continues_with_the_memories(tmp_path, federation, much):
     whole = load_checkpoint(run(tmp_path / "whole", federation, 8), federation, "cpu").snapshot
     for last in (2, 5, 8):
         stopped = run(tmp_path / "stopped", federation, last)
     assert_same(load_checkpoint(stopped, federation, "cpu").snapshot, whole)
 
 
-def test_rounds_after_the_last_checkpoint_do_not_change_what_it_refers_to(
+def test_rounds_after_a_checkpoint_do_not_change_its_memories(
     tmp_path, federation, much, monkeypatch
 ):
     whole = load_checkpoint(run(tmp_path / "whole", federation, 8), federation, "cpu").snapshot
@@ -78,7 +78,7 @@ def test_rounds_after_the_last_checkpoint_do_not_change_what_it_refers_to(
     assert_same(load_checkpoint(run(folder.path, federation, 8), federation, "cpu").snapshot, whole)
 
 
-def test_a_checkpoint_does_not_hold_and_the_file_hardly_exceeds_what_is_kept(
+def test_memories_on_disk_are_not_in_the_checkpoint_and_take_little_space(
     tmp_path, federation, much, monkeypatch
 ):
     always = property(lambda keeper: 0.0, lambda keeper, due: None)
@@ -94,7 +94,7 @@ def test_a_checkpoint_does_not_hold_and_the_file_hardly_exceeds_what_is_kept(
 
 
 @pytest.mark.parametrize("harm", ["altered", "cut off", "gone"])
-def test_a_file_that_was_harmed_is_refused_in_one_line(harm, tmp_path, federation, much, capsys):
+def test_a_damaged_file_is_refused_in_one_line(harm, tmp_path, federation, much, capsys):
     folder = run(tmp_path / "run", federation, 2)
     content = bytearray(folder.memory_file.read_bytes())
     slot = int(load_file(folder.checkpoint_file)["client_slots"][0, 0])
@@ -107,7 +107,7 @@ def test_a_file_that_was_harmed_is_refused_in_one_line(harm, tmp_path, federatio
     assert "corrupt" in said[0]
 
 
-def test_a_slot_is_used_again_once_nobody_refers_to_it():
+def test_a_slot_without_references_is_reused():
     file = SlotFile(("residual",), torch.zeros(3))
     memories = OnDisk(file)
     for value in range(10):
@@ -118,13 +118,13 @@ def test_a_slot_is_used_again_once_nobody_refers_to_it():
 
 
 @pytest.mark.filterwarnings("error")  # of what happens when half an object is thrown away, too
-def test_a_file_that_cannot_be_opened_is_told_of_once(tmp_path):
+def test_a_file_that_cannot_be_opened_raises_one_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         SlotFile(("residual",), torch.zeros(3), tmp_path / "nowhere" / "memory.bin")
     gc.collect()
 
 
-def test_a_file_is_closed_when_nobody_refers_to_it():
+def test_a_file_without_references_is_closed():
     def is_open(handle):
         return Path(f"/proc/self/fd/{handle}").exists()
 
@@ -135,7 +135,7 @@ def test_a_file_is_closed_when_nobody_refers_to_it():
     assert not is_open(handle)
 
 
-def test_simulations_keep_much_on_the_disk_too(much):
+def test_simulations_store_large_memories_on_disk(much):
     import fedsift
 
     x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))

@@ -1,4 +1,4 @@
-"""A grid without sockets or processes: every order is carried out at once, in this process."""
+"""A Flower grid without a network: each request is answered at once, in this process."""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +6,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedsift.flower.protocol import Order
+from fedsift.flower.protocol import TrainRequest
 
 
 @dataclass
@@ -19,7 +19,7 @@ class InlineNode:
 
 
 class InlineGrid(Grid):
-    """Hands messages to the apps of its nodes; ``silent`` nodes never answer."""
+    """Hands messages to the apps of its nodes. Nodes in ``silent`` never reply."""
 
     def __init__(self, nodes, run_config=None):
         self.run_config = run_config or {}
@@ -42,7 +42,7 @@ class InlineGrid(Grid):
         return name
 
     def answer(self, node, node_id, message):
-        node.kinds.append(Order.read(message.content).kind)
+        node.kinds.append(TrainRequest.from_records(message.content).kind)
         config = {"partition-id": node.partition, "num-partitions": node.partitions}
         config = {} if node.partition is None else config
         context = Context(1, node_id, config, RecordDict(), self.run_config)

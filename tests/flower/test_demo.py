@@ -50,7 +50,7 @@ def gone(home, seconds=20):
     return not left
 
 
-def test_what_only_a_simulation_has_is_refused(tmp_path, capsys):
+def test_options_of_simulations_only_are_refused(tmp_path, capsys):
     assert main(["deploy", "demo", "--dropout", "0.5"]) == 2
     assert "No such option" in capsys.readouterr().err
     (tmp_path / "a.toml").write_text("dropout = 0.5")
@@ -58,7 +58,7 @@ def test_what_only_a_simulation_has_is_refused(tmp_path, capsys):
     assert "dropout applies to simulations" in capsys.readouterr().err
 
 
-def test_the_help_has_the_demo_s_own_options_and_defaults():
+def test_the_help_shows_the_options_and_defaults_of_the_demo():
     options = {p.name: p for p in get_command(app).commands["deploy"].commands["demo"].params}
     shown = {name: options[name].show_default for name in ("clients", "rounds", "min_clients")}
     assert shown == {"clients": "3", "rounds": "5", "min_clients": "1"}
@@ -66,7 +66,7 @@ def test_the_help_has_the_demo_s_own_options_and_defaults():
     assert not options.keys() & {"dropout", "wire", "device", "precision", "tensorboard"}
 
 
-def test_what_cannot_be_run_is_refused_before_anything_is_made(tmp_path, capsys):
+def test_invalid_options_are_refused_before_files_are_created(tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["deploy", "demo", "--partition", "by chance", "--out", str(out)]) == 2
     assert "by chance" in capsys.readouterr().err
@@ -74,7 +74,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is_made(tmp_path, capsys)
 
 
 @pytest.mark.parametrize("other", [("--density", "0.5"), ("--partition", "dirichlet")])
-def test_a_folder_with_other_settings_is_refused_before_anything_is_started(
+def test_a_folder_with_other_settings_is_refused_before_processes_start(
     other, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(cli_demo, "deploy_demo", lambda *_: None)
@@ -86,7 +86,7 @@ def test_a_folder_with_other_settings_is_refused_before_anything_is_started(
     assert RunFolder(tmp_path).config().rounds == 7
 
 
-def test_the_server_takes_the_run_for_the_same_as_the_command_line_does(tmp_path, monkeypatch):
+def test_the_server_has_the_configuration_of_the_command_line(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     started = []
     monkeypatch.setattr(cli_demo, "deploy_demo", lambda *words: started.append(words))
@@ -100,7 +100,7 @@ def test_the_server_takes_the_run_for_the_same_as_the_command_line_does(tmp_path
     assert json.loads(folder.summary_file.read_text())["theta"] == 0.5
 
 
-def test_a_demo_that_fails_says_so_also_where_an_earlier_one_did_not(tmp_path, capsys, monkeypatch):
+def test_a_failed_demo_is_reported_even_after_a_successful_one(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", SOURCE)
     words = ["deploy", "demo", "--clients", "1", "--out", str(tmp_path)]
     with monkeypatch.context() as patched:
@@ -115,7 +115,7 @@ def test_a_demo_that_fails_says_so_also_where_an_earlier_one_did_not(tmp_path, c
     assert said.out == ""
 
 
-def test_a_superlink_that_ends_is_told_in_one_line(tmp_path, monkeypatch):
+def test_a_dead_superlink_is_reported_in_one_line(tmp_path, monkeypatch):
     federation = LocalFederation(tmp_path)
     said = json.dumps({"success": False, "error-message": "Connection\n refused"})
     monkeypatch.setattr(federation, "flwr", lambda *words: said)

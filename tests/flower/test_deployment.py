@@ -52,7 +52,7 @@ def back(federation, name, key, client):
     federation.wait_until(is_in, seconds=200)
 
 
-def test_a_deployment_ends_with_the_simulation_s_bits(federation_of):
+def test_a_deployment_gives_the_same_bits_as_a_simulation(federation_of):
     federation = federation_of(3)
     federation.say(rounds=2)
     intruders = start_intruders(federation)
@@ -90,7 +90,7 @@ def assert_refused(federation, intruders):
     assert federation.log("superlink").read_text().count("Activated node_id") == 3
 
 
-def test_a_server_that_is_killed_goes_on_to_the_same_bits(federation_of):
+def test_a_killed_server_resumes_with_the_same_bits(federation_of):
     federation = federation_of(3)
     # sift keeps memories on clients and server: the hardest to take up again.
     federation.say(algorithm="sift")
@@ -108,7 +108,7 @@ def test_a_server_that_is_killed_goes_on_to_the_same_bits(federation_of):
     assert_same_bits(federation.run_folder, simulated("sift", 3, 3).state)
 
 
-def test_a_round_goes_on_without_those_who_fail(federation_of):
+def test_a_round_continues_without_failed_clients(federation_of):
     federation = federation_of(5)
     for client, word in enumerate(["raise", "corrupt", "round", "nan"]):
         federation.fault(2, client, word)
@@ -139,7 +139,7 @@ def test_a_round_goes_on_without_those_who_fail(federation_of):
     assert (last["round"], last["clients"], last["problems"]) == (5, 5, {})
 
 
-def test_hostile_uploads_harm_nobody_else(federation_of):
+def test_hostile_uploads_affect_only_their_client(federation_of):
     """The third SuperNode tampers with its uploads below Flower's API, each round differently."""
     federation = federation_of(2)
     name, key = "hostile", federation.register(["hostile"])["hostile"]

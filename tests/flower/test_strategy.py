@@ -1,4 +1,4 @@
-"""The strategy and the client, without processes: who is sent what, and what becomes of it."""
+"""Tests of the strategy and the client in one process, without a network."""
 
 import json
 import math
@@ -24,16 +24,14 @@ from fedsift.codec.header import read_header
 from fedsift.codec.update import CodedValues, Update
 from fedsift.errors import ConfigError, TooFewClients
 from fedsift.flower import FedSift, arrays_of, client_app, exchange
-from fedsift.flower.arrays import flat
+from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.client import deadline
 from fedsift.flower.deployment import METADATA_BYTES
-from fedsift.flower.protocol import Answer, Malformed, packed
+from fedsift.flower.protocol import MalformedReply, TrainReply, array_of_frame
 from fedsift.flower.pull import RECORD_BYTES, check_sizes
-from fedsift.flower.store import Kept, Store
+from fedsift.flower.store import ClientState, ClientStore
 from fedsift.runs import federation_of
-from fedsift.runs.config import (
-    RunConfig,
-)
+from fedsift.runs.config import RunConfig
 from fedsift.simulation import initial_snapshot, run_rounds
 from fedsift.vector import Layout, Moments
 
@@ -59,7 +57,7 @@ def _no_waiting(monkeypatch):
 
 @pytest.fixture
 def place(tmp_path):
-    """A federation in this process: its grid, its strategy, and how to start it."""
+    """A federation in this process: its grid, its strategy and its folder."""
     return Place(tmp_path)
 
 
@@ -95,17 +93,17 @@ def assert_same_bits(state, other):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_ends_with_the_simulation_s_bits(name, place):
+def test_every_method_gives_the_same_bits_as_a_simulation(name, place):
     few = {"local_steps": 2, "density": 0.1, "warmup_rounds": 2}
     algorithm = METHODS[name](**{k: v for k, v in few.items() if k in settings_of(name)})
     strategy = place.strategy(algorithm, participation=0.6)
     start(strategy, place.grid(algorithm), 4)
     result = simulated(algorithm, 4, participation=0.6)
-    assert_same_bits(strategy.snapshot.state, result.state)
+    assert_same_bits(strategy.run.snapshot.state, result.state)
     model = make_model()
-    model.load_state_dict(load_file(strategy.folder.model_file))
+    model.load_state_dict(load_file(strategy.run.folder.model_file))
     assert torch.equal(result.layout.read(model), result.weights)
-    assert torch.equal(flat(strategy.result.arrays)[1], result.weights)
+    assert torch.equal(vector_from_arrays(strategy.run.result.arrays)[1], result.weights)
     assert [r["uplink_bytes"] for r in place.history()] == [
         pytest.approx(r["uplink_bytes"]) for r in result.history
     ]
@@ -126,26 +124,26 @@ def frozen():
 
 
 @pytest.mark.parametrize("model", [pruned, frozen])
-def test_a_model_may_have_negative_zeros_or_frozen_parameters(place, model):
+def test_models_may_have_negative_zeros_or_frozen_parameters(place, model):
     strategy = place.strategy()
     start(strategy, place.grid(model=model), 2, model=model)
     clients = [load_data(n, CLIENTS) for n in range(CLIENTS)]
     result = fedsift.simulate(model(), clients, algorithm=SSM, rounds=2, batch_size=8, seed=SEED)
-    assert_same_bits(strategy.snapshot.state, result.state)
+    assert_same_bits(strategy.run.snapshot.state, result.state)
 
 
-def test_a_model_of_a_type_that_flower_does_not_have_is_refused():
+def test_bfloat16_models_are_refused():
     with pytest.raises(ValueError, match="no bfloat16"):
         arrays_of(make_model().bfloat16())
 
 
-def test_all_parameters_of_a_model_with_frozen_ones_are_refused_with_advice(place):
+def test_arrays_with_frozen_parameters_are_refused_with_advice(place):
     arrays = ArrayRecord(frozen().state_dict())
     with pytest.raises(TooFewClients, match=r"arrays_of\(model\)"):
         place.strategy().start(place.grid(model=frozen), arrays, 1, 60.0)
 
 
-def test_the_demo_s_clients_train_as_the_simulation_does(place, monkeypatch):
+def test_demo_clients_train_like_a_simulation(place, monkeypatch):
     from fedsift.flower.demo import client
 
     monkeypatch.setenv("FLWR_HOME", str(place.path))
@@ -159,10 +157,10 @@ def test_the_demo_s_clients_train_as_the_simulation_does(place, monkeypatch):
     options = {"batch_size": config.batch_size, "seed": config.seed}
     strategy = place.strategy(config.make_algorithm(), 3, **options)
     strategy.start(grid, arrays_of(fed.task.model), 2, 60.0)
-    assert_same_bits(strategy.snapshot.state, expected.state)
+    assert_same_bits(strategy.run.snapshot.state, expected.state)
 
 
-def test_the_result_and_the_records_are_those_of_a_strategy(place):
+def test_start_returns_the_result_of_a_flower_strategy(place):
     def evaluate(round, arrays):
         return MetricRecord({"accuracy": 0.1 * round, "loss": 2.0})
 
@@ -175,11 +173,26 @@ def test_the_result_and_the_records_are_those_of_a_strategy(place):
     assert result.evaluate_metrics_serverapp[2]["accuracy"] == 0.2
 
 
-def test_who_holds_the_last_state_is_sent_the_change_and_others_everything(place):
+def test_the_initial_model_is_evaluated_before_the_first_round_only(place):
+    models = {}
+
+    def evaluate(round, arrays):
+        models[round] = vector_from_arrays(arrays)[1]
+        return MetricRecord({"accuracy": 0.5})
+
+    result = start(place.strategy(), place.grid(), 1, evaluate_fn=evaluate)
+    assert torch.equal(models[0], Layout.of(make_model()).read(make_model()))
+    assert result.evaluate_metrics_serverapp.keys() == {0, 1}
+    assert [record["round"] for record in place.history()] == [1]
+    result = start(place.strategy(), place.grid(), 2, evaluate_fn=evaluate)
+    assert result.evaluate_metrics_serverapp.keys() == {2}
+
+
+def test_nodes_with_the_last_state_receive_a_delta_and_others_the_full_state(place):
     grid, strategy = place.grid(), place.strategy()
     start(strategy, grid, 2)
     grid.nodes[103].is_online = False
-    start(place.strategy(), grid, 3)  # a new server knows of nobody what it holds
+    start(place.strategy(), grid, 3)  # a new server does not know which state nodes hold
     grid.nodes[103].is_online = True
     start(again := place.strategy(), grid, 5)
     kinds = [node.kinds for node in grid.nodes.values()]
@@ -187,25 +200,23 @@ def test_who_holds_the_last_state_is_sent_the_change_and_others_everything(place
     assert kinds[3] == ["full", "delta", "full", "delta"]
     problems = [record["problems"] for record in place.history()]
     assert problems == [{}, {}, {"3": "no node is this client"}, {}, {}]
-    assert again.snapshot.round == 5
+    assert again.run.snapshot.round == 5
 
 
-def test_a_client_that_lost_its_disk_is_brought_up_to_date_within_the_round(place):
+def test_a_client_that_lost_its_disk_receives_the_full_state_within_the_round(place):
     grid, strategy = place.grid(), place.strategy()
-    wiped = []
 
-    def wipe_once(round, arrays):
-        if not wiped:
-            wiped.append(shutil.rmtree(place.path / "state"))
-        return
+    def wipe_after_first_round(round, arrays):
+        if round == 1:
+            shutil.rmtree(place.path / "state")
 
-    start(strategy, grid, 2, evaluate_fn=wipe_once)
+    start(strategy, grid, 2, evaluate_fn=wipe_after_first_round)
     assert grid.nodes[100].kinds == ["full", "delta", "full"]
     assert place.history()[1]["clients"] == CLIENTS
-    assert_same_bits(strategy.snapshot.state, simulated(SSM, 2).state)
+    assert_same_bits(strategy.run.snapshot.state, simulated(SSM, 2).state)
 
 
-def test_a_client_whose_upload_was_lost_trains_on_with_its_old_memory(place):
+def test_a_client_whose_upload_was_lost_continues_with_its_old_memory(place):
     grid, strategy = place.grid(EFFICIENT), place.strategy(EFFICIENT)
     honest = grid.answer
 
@@ -217,8 +228,8 @@ def test_a_client_whose_upload_was_lost_trains_on_with_its_old_memory(place):
     grid.answer = losing
     start(strategy, grid, 3)
     assert "lacks" in place.history()[1]["problems"]["1"]
-    # Client 1 must send in round 3 what it would have sent had it never trained in round 2.
-    federation = strategy.federation
+    # In round 3, client 1 must send what it would have sent if it had not trained in round 2.
+    federation = strategy.run.federation
     simulation = fedsift.simulation.prepare(
         make_model(),
         [load_data(n, CLIENTS) for n in range(CLIENTS)],
@@ -241,10 +252,21 @@ def test_a_client_whose_upload_was_lost_trains_on_with_its_old_memory(place):
         object.__setattr__(simulation, "lost_clients", lambda r, cohort, lost=lost: lost)
         snapshot, _ = simulation.run_round(snapshot)
     assert federation.task.seed == SEED
-    assert_same_bits(strategy.snapshot.state, snapshot.state)
+    assert_same_bits(strategy.run.snapshot.state, snapshot.state)
 
 
-def test_a_round_ends_when_it_has_enough(place):
+def test_a_restarted_server_restores_the_receipts_and_ends_with_the_same_bits(place):
+    grid = place.grid(EFFICIENT)
+    start(first := place.strategy(EFFICIENT), grid, 2)
+    start(second := place.strategy(EFFICIENT), grid, 2)
+    assert set(first.run.snapshot.receipts) == set(range(CLIENTS))
+    assert second.run.snapshot.receipts == first.run.snapshot.receipts
+    assert second.run.snapshot.client_memory == {}
+    start(second, grid, 4)
+    assert_same_bits(second.run.snapshot.state, simulated(EFFICIENT, 4).state)
+
+
+def test_a_round_ends_after_enough_updates(place):
     grid = place.grid()
     start(place.strategy(enough=3), grid, 1)
     record = place.history()[0]
@@ -252,7 +274,7 @@ def test_a_round_ends_when_it_has_enough(place):
     assert list(record["problems"].values()).count("the round had enough replies") == 2
 
 
-def test_a_round_ends_in_time_and_the_silent_are_named(place):
+def test_a_round_ends_at_its_timeout_and_reports_silent_clients(place):
     grid = place.grid()
     strategy = place.strategy()
     start(strategy, grid, 1)
@@ -267,11 +289,11 @@ def test_two_nodes_cannot_be_the_same_client(place):
     start(place.strategy(), grid, 1)
     assert place.history()[0]["problems"] == {
         "4": "no node is this client",
-        "node 104": "it says that it is client 3, which it cannot be",
+        "node 104": "it claims to be client 3, which it cannot be",
     }
 
 
-def test_too_few_nodes_or_updates_stop_the_run_and_it_goes_on_later(place):
+def test_too_few_nodes_or_updates_stop_the_run_which_can_be_continued(place):
     grid = place.grid()
     for node in grid.nodes.values():
         node.is_online = False
@@ -287,20 +309,20 @@ def test_too_few_nodes_or_updates_stop_the_run_and_it_goes_on_later(place):
     assert place.history()[0]["clients"] == CLIENTS
 
 
-def test_another_run_s_folder_is_refused(place):
+def test_the_folder_of_another_run_is_refused(place):
     start(place.strategy(), place.grid(), 1)
     with pytest.raises(ConfigError, match=r"holds another run \(seed = 2, not 9\)"):
         start(place.strategy(seed=9), place.grid(), 1)
 
 
-def test_a_node_that_was_not_told_which_client_it_is_says_so(place):
+def test_a_node_without_a_partition_id_is_reported_with_advice(place):
     grid = place.grid()
     grid.nodes[104].partition = None
     start(place.strategy(), grid, 1)
     assert "--node-config" in place.history()[0]["problems"]["node 104"]
 
 
-def test_a_client_of_another_algorithm_or_model_is_named(place):
+def test_a_client_with_another_algorithm_or_model_is_reported(place):
     grid = place.grid(algorithms.fedadam())
     with pytest.raises(TooFewClients, match=r"the server runs fedadam_ssm.*, this client fedadam"):
         start(place.strategy(), grid, 1)
@@ -325,60 +347,60 @@ def test_a_client_of_another_algorithm_or_model_is_named(place):
          "frame": ArrayRecord({"update": Array(torch.ones(3))})},
     ],
 )  # fmt: skip
-def test_a_malformed_answer_is_refused(records):
-    with pytest.raises(Malformed):
-        Answer.read(RecordDict(records))
+def test_a_malformed_reply_is_refused(records):
+    with pytest.raises(MalformedReply):
+        TrainReply.from_records(RecordDict(records))
 
 
-def evil(grid, say, nodes=(100,)):
-    """Let some nodes say what they like; it is made of their honest answer."""
+def tamper(grid, change, nodes=(100,)):
+    """Replace the replies of some nodes: ``change`` maps the honest reply to other records."""
     honest = grid.answer
 
     def answer(node, node_id, message):
         reply = honest(node, node_id, message)
         if node_id not in nodes:
             return reply
-        return Message(say(Answer.read(reply.content)), reply_to=message)
+        return Message(change(TrainReply.from_records(reply.content)), reply_to=message)
 
     grid.answer = answer
     return grid
 
 
-def lie(**words):
-    """An answer with other words; its frame is there also where it is empty."""
+def with_fields(**fields):
+    """Change fields of a reply, and include its frame even if it is empty."""
 
-    def say(answer):
-        answer = replace(answer, **words)
-        frame = ArrayRecord({"update": packed(answer.frame)})
-        return RecordDict({**answer.records(), "frame": frame})
+    def change(reply):
+        reply = replace(reply, **fields)
+        frame = ArrayRecord({"update": array_of_frame(reply.frame)})
+        return RecordDict({**reply.to_records(), "frame": frame})
 
-    return say
+    return change
 
 
-def test_losses_that_no_sum_can_hold_are_still_told(place):
-    grid = evil(place.grid(), lie(loss=1.7e308), nodes=(100, 101))
+def test_losses_whose_sum_overflows_are_averaged(place):
+    grid = tamper(place.grid(), with_fields(loss=1.7e308), nodes=(100, 101))
     start(place.strategy(), grid, 1)
     assert place.history()[0]["train_loss"] == pytest.approx(2 / CLIENTS * 1.7e308)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_the_largest_losses_do_not_overflow_their_mean(place, sign):
-    """With three clients, rounding would take the sum of the thirds to infinity."""
+    """With three clients, the sum of the thirds would be rounded to infinity."""
     most = sign * sys.float_info.max
     assert math.isinf(sum(most / 3 for _ in range(3)))
-    grid = evil(place.grid(clients=3), lie(loss=most), nodes=(100, 101, 102))
+    grid = tamper(place.grid(clients=3), with_fields(loss=most), nodes=(100, 101, 102))
     start(place.strategy(clients=3), grid, 1)
     assert place.history()[0]["train_loss"] == most
 
 
-def test_a_reply_to_another_message_is_a_problem_of_its_node_alone(place):
+def test_a_reply_to_another_message_affects_only_its_node(place):
     grid = place.grid()
     honest = grid.answer
 
     def answer(node, node_id, message):
         reply = honest(node, node_id, message)
         if node_id in (100, 101):
-            # Message 3 is the order of client 2, whose honest reply must still count.
+            # Message 3 is the request to client 2, whose honest reply must still count.
             others = {100: "f" * 64, 101: "3"}
             reply.metadata.__dict__["_reply_to_message_id"] = others[node_id]
         return reply
@@ -386,13 +408,13 @@ def test_a_reply_to_another_message_is_a_problem_of_its_node_alone(place):
     grid.answer = answer
     start(place.strategy(), grid, 1)
     record = place.history()[0]
-    said = "its reply names a message that it was not sent"
+    problem = "its reply names a message that it was not sent"
     assert record["clients"] == CLIENTS - 2
-    assert [record["problems"][f"node {n}"] for n in (100, 101)] == [said] * 2
+    assert [record["problems"][f"node {n}"] for n in (100, 101)] == [problem] * 2
     assert "2" not in record["problems"]
 
 
-def test_a_reply_that_flower_cannot_read_is_a_problem_of_its_node_alone(place, monkeypatch):
+def test_an_unreadable_reply_affects_only_its_node(place, monkeypatch):
     grid = place.grid()
     pull = grid.pull_messages
 
@@ -408,165 +430,169 @@ def test_a_reply_that_flower_cannot_read_is_a_problem_of_its_node_alone(place, m
     assert record["problems"]["node 100"] == "its reply cannot be read (DecodeError)"
 
 
-def test_a_reply_that_nobody_waits_for_is_dropped(place):
+def test_an_unexpected_reply_is_dropped(place):
     strategy = place.strategy()
     start(strategy, place.grid(), 1)
-    reply = strategy.exchange.orders.message(100)
-    assert strategy.exchange.read(reply) is None
+    reply = strategy.run.engine.exchange.requests.message_to(100)
+    assert strategy.run.engine.exchange.result_in(reply) is None
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_an_honest_reply_is_within_the_bound(name, place):
+def test_an_honest_reply_is_within_the_size_limit(name, place):
     few = {"local_steps": 2, "density": 0.1, "warmup_rounds": 2}
     algorithm = METHODS[name](**{k: v for k, v in few.items() if k in settings_of(name)})
     strategy = place.strategy(algorithm)
     grid, sizes = place.grid(algorithm), []
 
-    def say(answer):
-        sizes.append(len(answer.frame))
-        return answer.records()
+    def change(reply):
+        sizes.append(len(reply.frame))
+        return reply.to_records()
 
-    start(strategy, evil(grid, say, nodes=range(100, 100 + CLIENTS)), 3)
+    start(strategy, tamper(grid, change, nodes=range(100, 100 + CLIENTS)), 3)
     largest, header = max(sizes[-CLIENTS:]), 100
-    most = strategy.exchange.orders.max_reply_bytes - METADATA_BYTES
-    dense = 3 * 4 * strategy.layout.d
+    most = strategy.run.engine.exchange.requests.max_reply_bytes - METADATA_BYTES
+    dense = 3 * 4 * strategy.run.federation.task.layout.d
     assert largest - header < most < 3 * dense
 
 
 def array_of(chunks, *children):
-    """An array's object that lists its chunks in this order."""
+    """Return the object of an array that lists its chunks in this order."""
     body = json.dumps({"arraychunk_ids": chunks}).encode()
     return b"Array %s %d\0" % (",".join(children).encode(), len(body)) + body
 
 
-def test_what_decoding_would_take_is_bounded():
+def test_the_memory_for_decoding_is_bounded():
     chunk = b"ArrayChunk  1000\0" + bytes(1000)
     check_sizes({"a": chunk, "b": array_of([0, 0], "a")}, 3000)
-    with pytest.raises(Malformed, match="arrays are larger than 3000 bytes"):
+    with pytest.raises(MalformedReply, match="arrays are larger than 3000 bytes"):
         check_sizes({"a": chunk, "b": array_of([0, 0, 0], "a")}, 3000)
-    with pytest.raises(Malformed, match="arrays are larger"):
+    with pytest.raises(MalformedReply, match="arrays are larger"):
         check_sizes({"a": chunk, "b": array_of([0, 0], "a"), "c": array_of([-1], "a")}, 3000)
     record = b"ConfigRecord  %d\0" % RECORD_BYTES + bytes(RECORD_BYTES)
-    with pytest.raises(Malformed, match="a record of more than"):
+    with pytest.raises(MalformedReply, match="a record of more than"):
         check_sizes({"a": record}, 1 << 40)
 
 
-def test_a_weight_that_no_batch_has_is_a_problem_of_its_client_alone(place):
+def test_an_impossible_weight_affects_only_its_client(place):
     layout = Layout.of(make_model())
 
-    def say(answer):
-        update = decode(answer.frame, layout)
-        header = read_header(answer.frame)[0]
-        spec = Spec(layout, SSM.name, 1, answer.client, header.run, header.base)
+    def change(reply):
+        update = decode(reply.frame, layout)
+        header = read_header(reply.frame)[0]
+        spec = Spec(layout, SSM.name, 1, reply.client, header.run, header.base)
         frame = encode(Update(update.parts, (1e-300,)), spec)
-        return replace(answer, frame=frame).records()
+        return replace(reply, frame=frame).to_records()
 
-    start(place.strategy(), evil(place.grid(), say), 1)
+    start(place.strategy(), tamper(place.grid(), change), 1)
     assert place.history()[0]["problems"] == {"0": "weight 1e-300 is outside [1, 8]"}
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
-def test_a_batch_has_a_sample(place, batch_size):
-    with pytest.raises(ValueError, match="batch_size must be at least 1, or None for all"):
+def test_an_empty_batch_is_refused(place, batch_size):
+    with pytest.raises(ValueError, match="batch_size must be at least 1, or None for the whole"):
         place.strategy(batch_size=batch_size)
 
 
-def test_an_empty_frame_is_a_problem_of_its_client_alone(place):
-    strategy, grid = place.strategy(), place.grid()
-    start(strategy, grid, 1)
-    start(strategy, evil(grid, lie(frame=b"")), 2)
+def test_an_empty_frame_affects_only_its_client(place):
+    grid = place.grid()
+
+    def tamper_after_first_round(round, arrays):
+        if round == 1:
+            tamper(grid, with_fields(frame=b""))
+
+    start(place.strategy(), grid, 2, evaluate_fn=tamper_after_first_round)
     record = place.history()[1]
     assert (record["clients"], record["problems"]) == (CLIENTS - 1, {"0": "its frame is empty"})
 
 
-def test_a_client_with_more_samples_than_it_may_have_is_left_out(place):
-    """With whole local sets as batches, what a client says it has is its weight in the mean."""
+def test_a_client_that_reports_too_many_samples_is_rejected(place):
+    """Without a batch size, the reported number of samples is the weight in the mean."""
     with pytest.raises(TooFewClients, match="weight 20"):
         start(place.strategy(batch_size=None, max_samples=19), place.grid(), 1)
 
 
-def test_only_updates_that_are_merged_are_enough(place):
-    grid = evil(place.grid(), lie(frame=b"junk" * 9), nodes=(100, 102))
+def test_only_merged_updates_count_as_enough(place):
+    grid = tamper(place.grid(), with_fields(frame=b"junk" * 9), nodes=(100, 102))
     start(place.strategy(min_clients=3, enough=3), grid, 1)
     record = place.history()[0]
     assert (record["clients"], record["rejected"]) == (3, 2)
 
 
-def flipped(answer):
-    """The honest answer with W × -100."""
+def with_flipped_w(reply):
+    """Return the honest reply with W multiplied by -100."""
     layout = Layout.of(make_model())
-    header = read_header(answer.frame)[0]
-    update = decode(answer.frame, layout)
+    header = read_header(reply.frame)[0]
+    update = decode(reply.frame, layout)
     (part,) = update.parts
     w = CodedValues.of(-100 * part.values["w"].restore())
     update = Update((replace(part, values={**part.values, "w": w}),), update.weights)
-    spec = Spec(layout, SSM.name, header.round, answer.client, header.run, header.base)
-    return replace(answer, frame=encode(update, spec)).records()
+    spec = Spec(layout, SSM.name, header.round, reply.client, header.run, header.base)
+    return replace(reply, frame=encode(update, spec)).to_records()
 
 
-def test_an_update_that_is_far_too_large_is_rejected_from_the_first_round_on(place):
+def test_far_too_large_updates_are_rejected_from_the_first_round(place):
     strategy = place.strategy()
-    start(strategy, evil(place.grid(), flipped), 2)
+    start(strategy, tamper(place.grid(), with_flipped_w), 2)
     for record in place.history():
         assert (record["clients"], record["rejected"]) == (CLIENTS - 1, 1)
         assert "times as large as usual in recent rounds" in record["problems"]["0"]
-    assert all(len(medians) == 2 for medians in strategy.snapshot.norms.medians.values())
+    assert all(len(medians) == 2 for medians in strategy.run.snapshot.norms.medians.values())
     again = place.strategy()
     start(again, place.grid(), 3)
     assert place.history()[2]["clients"] == CLIENTS
 
 
-def test_an_update_that_is_far_too_large_is_merged_without_the_bound(place):
-    start(place.strategy(max_norm_ratio=None), evil(place.grid(), flipped), 1)
+def test_far_too_large_updates_are_merged_without_the_bound(place):
+    start(place.strategy(max_norm_ratio=None), tamper(place.grid(), with_flipped_w), 1)
     assert (place.history()[0]["clients"], place.history()[0]["rejected"]) == (CLIENTS, 0)
 
 
-def test_updates_that_are_far_too_large_are_not_enough(place):
+def test_far_too_large_updates_do_not_count_as_enough(place):
     start(place.strategy(enough=3), grid := place.grid(), 1)
-    start(place.strategy(enough=3), evil(grid, flipped, nodes=(100, 102)), 2)
+    start(place.strategy(enough=3), tamper(grid, with_flipped_w, nodes=(100, 102)), 2)
     record = place.history()[1]
     assert (record["clients"], record["rejected"]) == (3, 2)
 
 
-def test_an_update_that_nobody_asked_for_is_not_one_of_those_that_are_enough(place):
-    junk = lie(outcome="update", frame=b"junk" * 9)
+def test_unexpected_updates_do_not_count_as_enough(place):
+    junk = with_fields(outcome="update", frame=b"junk" * 9)
 
-    def say(answer):
-        return junk(answer) if answer.outcome == "absent" else answer.records()
+    def change(reply):
+        return junk(reply) if reply.outcome == "absent" else reply.to_records()
 
-    grid = evil(place.grid(), say, nodes=range(100, 100 + CLIENTS))
+    grid = tamper(place.grid(), change, nodes=range(100, 100 + CLIENTS))
     start(place.strategy(participation=0.6, enough=3), grid, 1)
     record = place.history()[0]
     assert (record["clients"], record["rejected"]) == (3, 0)
-    assert all("which is not due" in problem for problem in record["problems"].values())
+    assert all("which is not expected" in problem for problem in record["problems"].values())
 
 
-def test_too_few_updates_are_told_with_the_right_reason(place):
+def test_too_few_updates_are_reported_with_the_right_reason(place):
     grid = place.grid()
     grid.silent = {103, 104}
     with pytest.raises(TooFewClients, match=r"client 3: no reply within 0.5 s; client 4: no reply"):
         start(place.strategy(min_clients=4), grid, 1, timeout=0.5)
 
 
-def test_who_says_again_that_it_is_behind_is_not_sent_everything_again(place):
+def test_a_node_that_claims_twice_to_be_behind_receives_the_full_state_once(place):
     grid = place.grid()
     start(place.strategy(), grid, 1)
-    evil(grid, lie(outcome="behind", frame=b""))
+    tamper(grid, with_fields(outcome="behind", frame=b""))
     start(place.strategy(), grid, 3)
-    said = "it says that it is behind, but it was sent everything"
-    assert [record["problems"] for record in place.history()[1:]] == [{"0": said}] * 2
+    problem = "it claims to be behind, but it was sent the whole state"
+    assert [record["problems"] for record in place.history()[1:]] == [{"0": problem}] * 2
     assert grid.nodes[100].kinds == ["full"] * 3
 
 
-def test_what_a_client_says_reaches_no_terminal_as_it_is(place):
+def test_text_from_clients_is_made_safe_for_terminals(place):
     rude = "\x1b[2J\x1b[31mowned\n[ROUND 99]\u202e" + "!" * 999
-    grid = evil(place.grid(), lie(outcome="failed", reason=rude))
+    grid = tamper(place.grid(), with_fields(outcome="failed", reason=rude))
     grid.nodes[101].app = raising(rude)
     start(place.strategy(), grid, 1)
-    said = place.history()[0]["problems"]
-    assert "owned" in said["0"]
-    assert "owned" in said["node 101"]
-    assert all(reason.isprintable() and len(reason) <= 200 for reason in said.values())
+    problems = place.history()[0]["problems"]
+    assert "owned" in problems["0"]
+    assert "owned" in problems["node 101"]
+    assert all(reason.isprintable() and len(reason) <= 200 for reason in problems.values())
 
 
 def raising(words):
@@ -576,30 +602,30 @@ def raising(words):
     return app
 
 
-def test_a_client_s_file_survives_a_crash_and_shows_damage(tmp_path, monkeypatch):
+def test_a_client_file_survives_a_crash_and_detects_damage(tmp_path, monkeypatch):
     layout = Layout.of(make_model())
-    store = Store(tmp_path)
+    store = ClientStore(tmp_path)
     state = Moments.start(torch.ones(layout.d))
-    store.save(layout, Kept(state, {b"12345678": {"residual": torch.ones(1, layout.d)}}))
+    store.save(layout, ClientState(state, {b"12345678": {"residual": torch.ones(1, layout.d)}}))
 
-    def die(*args):
+    def crash(*args):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("os.replace", die)
+        patch.setattr("os.replace", crash)
         with pytest.raises(KeyboardInterrupt):
-            store.save(layout, Kept(Moments.start(torch.zeros(layout.d))))
+            store.save(layout, ClientState(Moments.start(torch.zeros(layout.d))))
     assert store.file.stat().st_mode & 0o777 == 0o600
-    kept = store.load(layout)
-    assert_same_bits(kept.state, state)
-    assert torch.equal(kept.memories[b"12345678"]["residual"], torch.ones(1, layout.d))
+    stored = store.load(layout)
+    assert_same_bits(stored.state, state)
+    assert torch.equal(stored.memories[b"12345678"]["residual"], torch.ones(1, layout.d))
     damaged = bytearray(store.file.read_bytes())
     damaged[-1] ^= 1
     store.file.write_bytes(damaged)
-    assert store.load(layout) == Kept()
+    assert store.load(layout) == ClientState()
 
 
-def test_a_loop_of_one_s_own_trains_by_the_paper_s_adam(place):
+def test_a_custom_training_loop_uses_the_adam_of_the_paper(place):
     steps = []
 
     def train(model, optimizer, data, config):
@@ -609,7 +635,7 @@ def test_a_loop_of_one_s_own_trains_by_the_paper_s_adam(place):
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
-            steps.append(config["note"])
+            steps.append((config["note"], config["server-round"]))
         return loss.item()
 
     whole = {"batch_size": None}
@@ -617,19 +643,21 @@ def test_a_loop_of_one_s_own_trains_by_the_paper_s_adam(place):
     config = ConfigRecord({"note": "hello"})
     start(strategy, place.grid(train=train), 2, train_config=config)
     result = simulated(SSM, 2, **whole)
-    assert steps == ["hello"] * 2 * 2 * CLIENTS
-    for own, built_in in zip(strategy.snapshot.state, result.state, strict=True):
-        torch.testing.assert_close(own, built_in, rtol=1e-5, atol=1e-7)
+    expected = [("hello", round) for round in (1, 2)]
+    assert steps == [step for step in expected for _ in range(2 * CLIENTS)]
+    assert dict(config) == {"note": "hello"}
+    for custom, built_in in zip(strategy.run.snapshot.state, result.state, strict=True):
+        torch.testing.assert_close(custom, built_in, rtol=1e-5, atol=1e-7)
 
 
 def adam_and_sgd():
-    """A method that takes other steps from the second round on to the fifth."""
+    """Return a method that takes SGD steps in rounds 2 to 5 and Adam steps otherwise."""
     adam, sgd = (find(name)(local_steps=2).phase(1) for name in ("fedadam", "fedsgd"))
     phase = {True: sgd, False: replace(adam, send=sgd.send)}
     return Algorithm(lambda round: phase[2 <= round <= 5], name="adam-and-sgd")
 
 
-def test_a_loop_of_one_s_own_ends_where_the_method_takes_other_steps(place, monkeypatch):
+def test_a_custom_training_loop_fails_in_a_round_with_other_steps(place, monkeypatch):
     method = adam_and_sgd()
     monkeypatch.setitem(METHODS, method.name, Method(method.name, adam_and_sgd, method.name))
     grid = place.grid(method, train=lambda *_: 0.0)
@@ -650,7 +678,7 @@ def test_a_custom_training_loop_needs_a_method_with_adam_steps(place, algorithm,
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
-def test_adam_moves_like_the_equations_and_keeps_its_moments(clip):
+def test_adam_follows_the_equations_and_keeps_its_moments(clip):
     model = make_model()
     layout = Layout.of(model)
     x = Moments(layout.read(model), torch.rand(layout.d), torch.rand(layout.d))

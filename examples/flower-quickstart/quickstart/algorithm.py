@@ -1,4 +1,4 @@
-"""The algorithm, which server and clients must agree on."""
+"""The algorithm, which must be the same on the server and the clients."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from fedsift import algorithms
 
 
 def make_algorithm(config: Mapping[str, Any]) -> algorithms.Algorithm:
-    """FedAdam-SSM with the settings of the app's run config."""
+    """Return FedAdam-SSM with the settings in the app's run config."""
     return algorithms.fedadam_ssm(
         density=config["density"], local_steps=config["local-steps"], lr=config["lr"]
     )

@@ -1,4 +1,4 @@
-"""The clients: fedsift trains, sifts and encodes."""
+"""The ClientApp, which fedsift makes from the model, the data and the algorithm."""
 
 from fedsift.flower import client_app
 from quickstart.algorithm import make_algorithm

@@ -1,4 +1,4 @@
-"""Handwritten digits, dealt to the clients by a Dirichlet distribution."""
+"""Handwritten digits, split across the clients by a Dirichlet distribution."""
 
 import torch
 
@@ -6,12 +6,12 @@ from fedsift import data
 
 
 def load_share(partition: int, partitions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One client's images and labels."""
+    """Return one client's images and labels."""
     x, y = data.load("digits").train
     rows = data.dirichlet(y.numpy(), clients=partitions, seed=0, theta=1.0)[partition]
     return x[rows], y[rows]
 
 
 def load_test() -> tuple[torch.Tensor, torch.Tensor]:
-    """The images on which the server tests the model."""
+    """Return the images and labels on which the server evaluates the model."""
     return data.load("digits").test

@@ -1,10 +1,10 @@
-"""The network."""
+"""The model."""
 
 from torch import nn
 
 
 def make_model() -> nn.Module:
-    """A small CNN for images of 8 × 8 pixels."""
+    """Return a small CNN for images of 8 × 8 pixels."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),

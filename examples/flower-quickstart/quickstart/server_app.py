@@ -1,4 +1,4 @@
-"""The server: Flower's ServerApp with fedsift's strategy."""
+"""The ServerApp, with FedSift as its strategy."""
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
@@ -14,7 +14,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train, and test the model after each round."""
+    """Train, and evaluate the model on the server after each round."""
     config = context.run_config
     torch.manual_seed(0)
     model = make_model()
@@ -29,7 +29,7 @@ def main(grid: Grid, context: Context) -> None:
         accuracy = (output.argmax(1) == y).float().mean()
         return MetricRecord({"accuracy": accuracy.item(), "loss": loss.item()})
 
-    # In a FedAvg app this line says: strategy = FedAvg(min_available_nodes=4)
+    # In a FedAvg app: strategy = FedAvg(min_available_nodes=4). The ClientApp changes as well.
     strategy = FedSift(make_algorithm(config), config["num-clients"], config["folder"])
     strategy.start(
         grid=grid,

@@ -70,11 +70,14 @@ class Results:
 
 @dataclass(frozen=True)
 class Received:
-    """A frame from a remote client, not yet checked; ``memory`` names what the client keeps."""
+    """A frame from a remote client, not yet checked.
+
+    The client keeps its own memory, and finds it by the ``receipt`` of the upload it dates from.
+    """
 
     client: int
     frame: bytes
-    memory: Memory
+    receipt: bytes
     loss: float
 
 

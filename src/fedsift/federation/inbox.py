@@ -33,7 +33,7 @@ class Arrival:
     """Uploads that arrived together and whose frames are valid.
 
     ``norms`` holds the norms of each update. ``memory`` holds, by client, the memory to store if
-    the update is merged.
+    the update is merged; ``receipts`` the receipts of clients that store it themselves.
     """
 
     specs: Sequence[Spec]
@@ -41,21 +41,23 @@ class Arrival:
     sizes: Sequence[int]
     losses: Sequence[float]
     memory: Mapping[int, Memory]
+    receipts: Mapping[int, bytes]
     norms: Sequence[Norms]
 
-    def rows(self, which: list[int]) -> Arrival:
+    def select(self, rows: list[int]) -> Arrival:
         """Select some of the uploads."""
-        if len(which) == len(self.specs):
+        if len(rows) == len(self.specs):
             return self
-        specs = [self.specs[row] for row in which]
+        specs = [self.specs[row] for row in rows]
         clients = {spec.client for spec in specs}
         return Arrival(
             specs,
-            self.update.rows(which),
-            [self.sizes[row] for row in which],
-            [self.losses[row] for row in which],
-            {n: kept for n, kept in self.memory.items() if n in clients},
-            [self.norms[row] for row in which],
+            self.update.rows(rows),
+            [self.sizes[row] for row in rows],
+            [self.losses[row] for row in rows],
+            {n: memory for n, memory in self.memory.items() if n in clients},
+            {n: receipt for n, receipt in self.receipts.items() if n in clients},
+            [self.norms[row] for row in rows],
         )
 
 
@@ -79,6 +81,7 @@ class Inbox:
         self.federation, self.spec, self.limits, self.total = federation, spec, limits, total
         self.memories, self.bound = memories, bound
         self.memory: dict[int, Any] = {}
+        self.receipts: dict[int, bytes] = {}
         self.problems: dict[str, str] = {}
         self.losses: list[float] = []
         self.norms: list[Norms] = []
@@ -114,8 +117,10 @@ class Inbox:
         except FrameError as problem:
             self._reject(reply.client, str(problem), self._size(reply, spec))
             return
-        memory, norms = {reply.client: reply.memory}, self.bound.norms_of(update)
-        self._admit(Arrival([spec], update, [size], [reply.loss], memory, norms))
+        memory = {reply.client: reply.memory} if isinstance(reply, ClientResult) else {}
+        receipts = {reply.client: reply.receipt} if isinstance(reply, Received) else {}
+        norms = self.bound.norms_of(update)
+        self._admit(Arrival([spec], update, [size], [reply.loss], memory, receipts, norms))
 
     def take_all(self, replies: Results) -> None:
         """Take the uploads of clients that were trained as a stack."""
@@ -124,9 +129,9 @@ class Inbox:
                 self.take(reply)
         elif replies.clients:
             specs = [replace(self.spec, client=n) for n in replies.clients]
-            memory = {each.client: each.memory for each in replies} if replies.memory else {}
+            memory = {result.client: result.memory for result in replies} if replies.memory else {}
             update, norms = replies.update, self.bound.norms_of(replies.update)
-            self._admit(Arrival(specs, update, replies.sizes, replies.losses, memory, norms))
+            self._admit(Arrival(specs, update, replies.sizes, replies.losses, memory, {}, norms))
 
     def merge_held(self) -> None:
         """Merge the updates that were held back, except those that are too large."""
@@ -136,7 +141,7 @@ class Inbox:
             for spec, size, problem in zip(arrival.specs, arrival.sizes, problems, strict=True):
                 if problem:
                     self._reject(spec.client, problem, size)
-            self._merge(arrival.rows([row for row, why in enumerate(problems) if not why]))
+            self._merge(arrival.select([row for row, why in enumerate(problems) if not why]))
 
     def _admit(self, arrival: Arrival) -> None:
         self.norms += arrival.norms
@@ -144,7 +149,7 @@ class Inbox:
             self._merge(arrival)
             return
         self.held.append(arrival)
-        if sum(held_bytes(each.update) for each in self.held) > MAX_HELD_BYTES:
+        if sum(held_bytes(arrival.update) for arrival in self.held) > MAX_HELD_BYTES:
             self.merge_held()
 
     def _reject(self, client: int, problem: str, size: int) -> None:
@@ -161,8 +166,9 @@ class Inbox:
         self.total.add(arrival.update)
         self.federation.on_upload(arrival.specs, arrival.update, arrival.sizes)
         if self.federation.algorithm.client_memory:
-            kept = {n: self.memories.keep(memory) for n, memory in arrival.memory.items()}
-            self.memory.update(kept)
+            stored = {n: self.memories.keep(memory) for n, memory in arrival.memory.items()}
+            self.memory.update(stored)
+            self.receipts.update(arrival.receipts)
 
     def _receive(self, reply: ClientResult | Received, spec: Spec) -> tuple[Update, int]:
         federation = self.federation

@@ -48,7 +48,7 @@ class Memories(Mapping[int, Memory]):
         """Store a memory, and return what :meth:`replaced` takes for it."""
 
     @abstractmethod
-    def replaced(self, kept: Mapping[int, Any]) -> Memories:
+    def replaced(self, stored: Mapping[int, Any]) -> Memories:
         """Return these memories with those of some clients replaced. The old ones stay valid."""
 
 
@@ -61,25 +61,25 @@ class InMemory(Memories):
     ([], [3])
     """
 
-    def __init__(self, kept: Mapping[int, Memory] | None = None) -> None:
-        self.kept = kept or {}
+    def __init__(self, stored: Mapping[int, Memory] | None = None) -> None:
+        self.stored = stored or {}
 
     def __getitem__(self, client: int, /) -> Memory:
-        return self.kept[client]
+        return self.stored[client]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.kept)
+        return iter(self.stored)
 
     def __len__(self) -> int:
-        return len(self.kept)
+        return len(self.stored)
 
     def keep(self, memory: Memory) -> Memory:
         """Return the memory itself."""
         return memory
 
-    def replaced(self, kept: Mapping[int, Memory]) -> InMemory:
+    def replaced(self, stored: Mapping[int, Memory]) -> InMemory:
         """Return these memories with those of some clients replaced."""
-        return InMemory({**self.kept, **kept})
+        return InMemory({**self.stored, **stored})
 
 
 class Slot:
@@ -120,9 +120,9 @@ class SlotFile:
             self.free.append(self.slots)
             self.slots += 1
         slot = Slot(self, self.free.pop())
-        at = slot.number * self.slot_bytes
+        offset = slot.number * self.slot_bytes
         for place, name in enumerate(self.names):
-            write_all(self.handle, raw_bytes(memory[name]), at + place * self.vector_bytes)
+            write_all(self.handle, raw_bytes(memory[name]), offset + place * self.vector_bytes)
         return slot
 
     def get(self, slot: Slot) -> Memory:
@@ -174,9 +174,9 @@ class OnDisk(Memories):
         """Write a memory to the file."""
         return self.file.put(memory)
 
-    def replaced(self, kept: Mapping[int, Slot]) -> OnDisk:
+    def replaced(self, stored: Mapping[int, Slot]) -> OnDisk:
         """Return these memories with those of some clients replaced."""
-        return OnDisk(self.file, {**self.slots, **kept})
+        return OnDisk(self.file, {**self.slots, **stored})
 
 
 class CohortMemory(Mapping[int, Memory]):
@@ -203,21 +203,21 @@ def digest_of(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
-def write_all(handle: int, content: bytes, at: int) -> None:
+def write_all(handle: int, content: bytes, offset: int) -> None:
     """Write bytes at an offset of a file, in as many pieces as the system needs."""
     view = memoryview(content)
     while view:
-        done = os.pwrite(handle, view, at)
-        view, at = view[done:], at + done
+        done = os.pwrite(handle, view, offset)
+        view, offset = view[done:], offset + done
 
 
-def read_all(handle: int, size: int, at: int) -> bytes:
+def read_all(handle: int, size: int, offset: int) -> bytes:
     """Read bytes at an offset of a file."""
     pieces = []
     while size:
-        piece = os.pread(handle, size, at)
+        piece = os.pread(handle, size, offset)
         if not piece:
             raise ValueError("the file of the clients' memories is truncated")
         pieces.append(piece)
-        size, at = size - len(piece), at + len(piece)
+        size, offset = size - len(piece), offset + len(piece)
     return b"".join(pieces)

@@ -37,12 +37,38 @@ from fedsift.task import Task, all_finite
 from fedsift.vector import Layout, Moments
 
 MAX_SAMPLES = 1_000_000
-"""The largest number of samples that a remote client may claim, where it is the client's weight."""
+"""The largest number of samples that a remote client may report, if that number is its weight."""
 
 
 @dataclass(frozen=True)
 class Federation:
-    """A task, a method, and who takes part: everything that stays the same between rounds."""
+    """A task, a method and its clients: everything that stays the same between rounds.
+
+    Parameters
+    ----------
+    task
+        The model, the loss and the data.
+    algorithm
+        A method from ``fedsift.algorithms``.
+    engine
+        Runs the local training of a round, and evaluates the model.
+    participation
+        The fraction of clients in each round's cohort.
+    dropout
+        The probability that a client in the cohort trains but its update is lost.
+    min_clients
+        Raise :class:`TooFewClients` if a round merges fewer updates than this.
+    wire
+        How messages travel. Some wires only compute sizes, others encode and decode frames.
+    on_upload
+        Called with every upload that is merged. It cannot change the training.
+    max_samples
+        The largest number of samples that a remote client may report if the task has no batch size.
+    max_norm_ratio
+        Reject an update if the L2 norm of its W is more than this many times the usual norm.
+        0 or None disables the bound.
+
+    """
 
     task: Task
     algorithm: Algorithm
@@ -88,7 +114,8 @@ class Federation:
         self.require_enough(inbox, round, len(lost))
         memories = before.client_memory.replaced(inbox.memory)
         norms = before.norms.after(inbox.norms)
-        after = replace(before, round=round, client_memory=memories, norms=norms)
+        receipts = {**before.receipts, **inbox.receipts}
+        after = replace(before, round=round, client_memory=memories, norms=norms, receipts=receipts)
         broadcast_bytes, clamped = 0, 0
         if inbox.merged:
             after, broadcast_bytes, clamped = self.broadcast(after, phase, inbox.total.mean())
@@ -159,7 +186,7 @@ class Federation:
 
     @cached_property
     def run_id(self) -> bytes:
-        """Eight bytes that no other federation's frames have."""
+        """Eight bytes that identify the frames of this federation."""
         return run_id(self.task.layout, self.algorithm, self.task.seed, self.task.batch_size)
 
     def cohort(self, round: int) -> tuple[int, ...]:

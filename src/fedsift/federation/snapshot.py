@@ -26,7 +26,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a round changes. Checkpoints store it; each round makes the next one."""
+    """Everything that a round changes. Checkpoints store it; each round makes the next one.
+
+    ``receipts`` identifies, by client, the last merged upload of a remote client that keeps its own
+    memory. In a simulation it is empty, and ``client_memory`` holds the memories themselves.
+    """
 
     round: int
     state: Moments
@@ -34,6 +38,7 @@ class Snapshot:
     client_memory: Memories
     traffic: Traffic
     norms: NormHistory = field(default_factory=NormHistory)
+    receipts: Mapping[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,21 @@
-"""fedsift on Flower: the same rounds, carried over real sockets.
+"""Federations on Flower: the same rounds as in a simulation, over a network.
 
-``FedSift`` stands where ``FedAvg`` stood in a ServerApp, and starts from ``arrays_of`` a model;
-``client_app`` makes the ClientApp. Each is imported when it is asked for: Flower starts a process
-for every message, and a client has no use for the server's half.
+Users need three names: the strategy :class:`FedSift` for the ServerApp, :func:`client_app`, which
+makes the ClientApp, and :func:`arrays_of`, which turns a model into the strategy's initial arrays.
+
+============= ==================================================================================
+Server        strategy.py: settings and Flower's Strategy interface; run.py: a run in progress;
+              engine.py: replies as results of the round; deployment.py: checks of remote uploads,
+              and traffic; requests.py: what a round sends to whom; exchange.py: messages out,
+              replies in; pull.py: downloads of bounded size
+Client        client.py: training on request; store.py: the client's file on disk
+Both          protocol.py: requests and replies as Flower messages; arrays.py: models as vectors
+Local demo    demo.py: ``fedsift run`` as a Flower app; local.py: all processes of a federation on
+              one machine; keys.py: their certificates and keys
+============= ==================================================================================
+
+Names are imported when they are first used. Flower starts a process per message, and a client needs
+nothing of the server's half.
 """
 
 from __future__ import annotations
@@ -18,11 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["FedSift", "arrays_of", "client_app"]
 
 
-HOMES = {"FedSift": "strategy", "arrays_of": "arrays", "client_app": "client"}
-"""Where a name is defined."""
+MODULES = {"FedSift": "strategy", "arrays_of": "arrays", "client_app": "client"}
+"""The module that defines each name."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in HOMES:
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"fedsift.flower.{HOMES[name]}"), name)
+    return getattr(import_module(f"fedsift.flower.{MODULES[name]}"), name)

@@ -1,7 +1,7 @@
-"""The ClientApp: catch up with the global state, train, send one frame, remember.
+"""The ClientApp: update the global state, train, send one frame, store what the next round needs.
 
-Flower starts a process for each message, so this module imports little, and what must outlive the
-process is on disk before the answer leaves.
+Flower starts a process per message. This module therefore imports little, and writes everything
+that must outlive the process to disk before the reply is sent.
 """
 
 from __future__ import annotations
@@ -29,23 +29,20 @@ from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits
 from fedsift.engine.client import LocalSteps, local_steps, one_thread, train_client
 from fedsift.engine.contract import Job
-from fedsift.federation.round import (
-    apply_broadcast,
-    run_id,
-)
-from fedsift.federation.snapshot import (
-    state_from,
-)
-from fedsift.flower.protocol import Answer, Order
-from fedsift.flower.store import NO_RECEIPT, Kept, Store, receipt_of
+from fedsift.federation.round import apply_broadcast, run_id
+from fedsift.federation.snapshot import state_from
+from fedsift.flower.protocol import TrainReply, TrainRequest
+from fedsift.flower.store import NO_RECEIPT, ClientState, ClientStore, receipt_of
 from fedsift.task import Data, Loss, RemoteClients, Task, check_model
 from fedsift.vector import Layout, Moments
 
-RunConfig = dict[str, bool | float | int | str]
-MakeAlgorithm = Callable[[RunConfig], Algorithm]
+AppConfig = dict[str, bool | float | int | str]
+"""The run config of a Flower app."""
+MakeAlgorithm = Callable[[AppConfig], Algorithm]
 Train = Callable[[nn.Module, torch.optim.Optimizer, Data, ConfigRecord], float]
-"""A training loop of one's own: model, optimizer, data and the server's train_config to the mean
-loss. The optimizer is a :class:`fedsift.Adam` that holds the global moments."""
+"""Your own training loop: (model, optimizer, data, config) to the mean loss. The optimizer is a
+:class:`fedsift.Adam` that holds the global moments. The config is the server's ``train_config`` and
+the round, as ``server-round``."""
 
 
 def client_app(
@@ -57,37 +54,39 @@ def client_app(
     loss: Loss = nn.functional.cross_entropy,
     state_dir: Path | None = None,
 ) -> ClientApp:
-    """A Flower ClientApp that trains with a fedsift algorithm.
+    """Return a Flower ClientApp that trains with a fedsift algorithm.
 
     Parameters
     ----------
     make_model
-        Makes the model; its parameters are replaced by the server's.
+        Returns the model. Its parameters are replaced by the server's.
     load_data
-        From the node's ``partition-id`` and ``num-partitions`` to its data, tensors (x, y).
+        Returns the client's data, a pair of tensors (x, y), given the node's ``partition-id`` and
+        ``num-partitions``.
     algorithm
-        The server's algorithm, or a function that makes it from the app's run config.
+        The algorithm of the server, or a function that makes it from the app's run config.
     train
-        A training loop of your own; without it, the algorithm's local steps are taken.
+        Your own training loop. By default the algorithm's local steps are taken.
     loss
-        From the model's output and y to a scalar.
+        Returns a scalar, given the model's output and y.
     state_dir
-        Where the client's state is kept; a folder ``fedsift`` in Flower's own by default.
+        Folder for the client's state between rounds; by default ``fedsift`` in Flower's folder.
 
     """
-    work = Work(make_model, load_data, algorithm, train, loss, state_dir)
+    trainer = ClientTrainer(make_model, load_data, algorithm, train, loss, state_dir)
     app = ClientApp()
 
     @app.train()
     def _(message: Message, context: Context) -> Message:
-        return Message(content=work.answer(message, context).records(), reply_to=message)
+        reply = trainer.reply_to(message, context)
+        return Message(content=reply.to_records(), reply_to=message)
 
     return app
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a client does with an order."""
+class ClientTrainer:
+    """Answers train requests, with the arguments of :func:`client_app`."""
 
     make_model: Callable[[], nn.Module]
     load_data: Callable[[int, int], Data]
@@ -96,69 +95,75 @@ class Work:
     loss: Loss
     state_dir: Path | None
 
-    def answer(self, message: Message, context: Context) -> Answer:
-        """The client's answer, also where its training fails."""
-        order = Order.read(message.content)
-        client, clients = place_of(context)
+    def reply_to(self, message: Message, context: Context) -> TrainReply:
+        """Return the reply to a message; if training fails, the reason."""
+        request = TrainRequest.from_records(message.content)
+        client, clients = partition_of(context)
         config = message.content.config_records["config"]
         try:
-            with one_thread(), deadline(order.seconds):
+            with one_thread(), deadline(request.seconds):
                 algorithm = self.make_algorithm(context.run_config)
-                steps = self.steps(algorithm, order.round, config)
-                return self.obey(order, algorithm, client, clients, steps)
+                steps = self.local_steps(algorithm, request.round, config)
+                return self.train_round(request, algorithm, client, clients, steps)
         except Exception as problem:
-            log(ERROR, "client %s failed in round %s", client, order.round, exc_info=problem)
-            return Answer(client, "failed", reason=f"{type(problem).__name__}: {problem}")
+            log(ERROR, "client %s failed in round %s", client, request.round, exc_info=problem)
+            return TrainReply(client, "failed", reason=f"{type(problem).__name__}: {problem}")
 
-    def obey(
-        self, order: Order, algorithm: Algorithm, client: int, clients: int, steps: LocalSteps
-    ) -> Answer:
-        """Catch up, train, keep, send."""
+    def train_round(
+        self,
+        request: TrainRequest,
+        algorithm: Algorithm,
+        client: int,
+        clients: int,
+        steps: LocalSteps,
+    ) -> TrainReply:
+        """Update the client's state, train if it is in the cohort, and store the new state."""
         model = self.make_model()
         check_model(model)
         layout = Layout.of(model)
-        check_run(order, algorithm, layout)
-        store = Store(self.folder() / order.run.hex() / f"client-{client}")
-        kept = store.load(layout)
-        state = caught_up(order, algorithm, layout, kept.state)
+        check_request(request, algorithm, layout)
+        store = ClientStore(self.folder() / request.run.hex() / f"client-{client}")
+        stored = store.load(layout)
+        state = updated_state(request, algorithm, layout, stored.state)
         if state is None:
-            return Answer(client, "behind")
-        kept = replace(kept, state=state)
-        if client not in order.cohort:
-            store.save(layout, kept)
-            return Answer(client, "absent")
-        here = RemoteClients(clients, {client: self.load_data(client, clients)})
-        task = Task(model, self.loss, here, None, order.batch_size or None, order.seed, layout)
-        loss, frame, kept = trained(order, algorithm, task, client, kept, steps)
-        store.save(layout, kept)
-        return Answer(client, "update", loss, len(here[client][0]), frame=frame)
+            return TrainReply(client, "behind")
+        stored = replace(stored, state=state)
+        if client not in request.cohort:
+            store.save(layout, stored)
+            return TrainReply(client, "absent")
+        data = RemoteClients(clients, {client: self.load_data(client, clients)})
+        batch_size = request.batch_size or None
+        task = Task(model, self.loss, data, None, batch_size, request.seed, layout)
+        loss, frame, stored = train_and_encode(request, algorithm, task, client, stored, steps)
+        store.save(layout, stored)
+        return TrainReply(client, "update", loss, len(data[client][0]), frame=frame)
 
-    def make_algorithm(self, config: RunConfig) -> Algorithm:
-        """The algorithm, made from the run config where it is a function of it."""
+    def make_algorithm(self, config: AppConfig) -> Algorithm:
+        """Return the algorithm, made from the app's run config if it is given as a function."""
         return self.algorithm if isinstance(self.algorithm, Algorithm) else self.algorithm(config)
 
     def folder(self) -> Path:
-        """Where clients keep their files."""
+        """Return the folder of all clients' files."""
         flower = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
         return self.state_dir or flower / "fedsift"
 
-    def steps(self, algorithm: Algorithm, round: int, config: ConfigRecord) -> LocalSteps:
-        """How the model is trained: by the algorithm, or by the user's own loop."""
+    def local_steps(self, algorithm: Algorithm, round: int, config: ConfigRecord) -> LocalSteps:
+        """Return the function that trains: the algorithm's steps, or the user's own loop."""
         if self.train is None:
             return local_steps
         if not takes_adam_steps(algorithm.phase(round)):
             raise ValueError(
-                f"{algorithm.name} does not take the paper's Adam steps in round {round}: "
-                "leave out train="
+                f"{algorithm.name} does not take the paper's Adam steps in round {round}, which "
+                "custom training loops need: remove train="
             )
-        return partial(own_steps, self.train, config)
+        return partial(custom_steps, self.train, config)
 
 
-def place_of(context: Context) -> tuple[int, int]:
-    """Which client a node is, and of how many."""
+def partition_of(context: Context) -> tuple[int, int]:
+    """Return a node's client number, and the number of clients, from its configuration."""
     try:
-        places = (context.node_config[key] for key in ("partition-id", "num-partitions"))
-        client, clients = map(int, places)
+        numbers = (context.node_config[key] for key in ("partition-id", "num-partitions"))
+        client, clients = map(int, numbers)
     except KeyError:
         raise ValueError(
             "start this SuperNode with --node-config 'partition-id=N num-partitions=M'"
@@ -166,20 +171,26 @@ def place_of(context: Context) -> tuple[int, int]:
     return client, clients
 
 
-def trained(
-    order: Order, algorithm: Algorithm, task: Task, client: int, kept: Kept, steps: LocalSteps
-) -> tuple[float, bytes, Kept]:
-    """A round's training: the loss, the frame to send, and what to keep from now on."""
-    assert kept.state is not None
-    receipt = dict(zip(order.cohort, order.receipts, strict=False)).get(client, NO_RECEIPT)
-    memory = memory_after(receipt, algorithm, kept)
-    phase = algorithm.phase(order.round)
-    job = Job(order.round, phase, kept.state, (client,), {client: memory})
+def train_and_encode(
+    request: TrainRequest,
+    algorithm: Algorithm,
+    task: Task,
+    client: int,
+    stored: ClientState,
+    steps: LocalSteps,
+) -> tuple[float, bytes, ClientState]:
+    """Train one round; return the loss, the frame to send, and the state to store."""
+    assert stored.state is not None
+    receipts = dict(zip(request.cohort, request.receipts, strict=False))
+    receipt = receipts.get(client, NO_RECEIPT)
+    memory = memory_after(receipt, algorithm, stored)
+    phase = algorithm.phase(request.round)
+    job = Job(request.round, phase, stored.state, (client,), {client: memory})
     result = train_client(task, job, client, steps)
-    spec = Spec(task.layout, algorithm.name, order.round, client, order.run, order.state)
+    spec = Spec(task.layout, algorithm.name, request.round, client, request.run, request.state)
     frame = encode(result.update, spec)
     memories = {receipt: memory, receipt_of(frame): result.memory}
-    return result.loss, frame, replace(kept, memories=memories)
+    return result.loss, frame, replace(stored, memories=memories)
 
 
 def takes_adam_steps(phase: Phase) -> bool:
@@ -187,76 +198,80 @@ def takes_adam_steps(phase: Phase) -> bool:
     return isinstance(phase.step, AdamStep) and phase.local_start is from_global
 
 
-def own_steps(
+def custom_steps(
     train: Train, config: ConfigRecord, task: Task, job: Job, client: int, x: Moments
 ) -> tuple[Moments, float]:
-    """Local training by the user's loop, which moves W, M and V by a fedsift.Adam."""
+    """Train with the user's loop, whose optimizer updates W, M and V."""
     from fedsift.optim import Adam
 
     assert isinstance(job.phase.step, AdamStep)
     task.layout.write(x.w[0], task.model)
     task.model.train()
-    trained = (p for p in task.model.parameters() if p.requires_grad)
-    optimizer = Adam(trained, **asdict(job.phase.step))
+    parameters = (p for p in task.model.parameters() if p.requires_grad)
+    optimizer = Adam(parameters, **asdict(job.phase.step))
     optimizer.load_moments(x.m[0], x.v[0])
     loss = train(task.model, optimizer, task.clients[client], config)
     end = Moments(task.layout.read(task.model), *optimizer.moments())
     return Moments(*(t[None].to(x.w) for t in end)), float(loss)
 
 
-def check_run(order: Order, algorithm: Algorithm, layout: Layout) -> None:
-    """Refuse to train something else than the server merges."""
-    if order.algorithm != repr(algorithm):
-        raise ValueError(f"the server runs {order.algorithm}, this client {algorithm!r}")
-    if order.run != run_id(layout, algorithm, order.seed, order.batch_size or None):
+def check_request(request: TrainRequest, algorithm: Algorithm, layout: Layout) -> None:
+    """Refuse a request that does not match the client's algorithm and model."""
+    if request.algorithm != repr(algorithm):
         raise ValueError(
-            "the server's model has other parameters than this client's: give the server "
-            "fedsift.flower.arrays_of(model)"
+            f"the server runs {request.algorithm}, this client {algorithm!r}: use the same "
+            "algorithm and settings on both sides"
+        )
+    if request.run != run_id(layout, algorithm, request.seed, request.batch_size or None):
+        raise ValueError(
+            "the server's model has other parameters than this client's: pass "
+            "fedsift.flower.arrays_of(model) to the server"
         )
 
 
-def caught_up(
-    order: Order, algorithm: Algorithm, layout: Layout, held: Moments | None
+def updated_state(
+    request: TrainRequest, algorithm: Algorithm, layout: Layout, stored: Moments | None
 ) -> Moments | None:
-    """The global state that the order means; None if a delta does not start from what is held."""
-    name, before = algorithm.name, order.round - 1
-    limits = Limits(run=order.run, round=before, algorithm=name, max_abs=float("inf"))
-    if order.kind == "full":
-        state = state_from(decode(order.frame, layout, replace(limits, base=bytes(8))), layout)
-    elif held is None:
+    """Return the global state of a request; None if its delta does not fit the stored state."""
+    name, before = algorithm.name, request.round - 1
+    limits = Limits(run=request.run, round=before, algorithm=name, max_abs=float("inf"))
+    if request.kind == "full":
+        full = decode(request.frame, layout, replace(limits, base=bytes(8)))
+        state = state_from(full, layout)
+    elif stored is None:
         return None
-    elif (own := state_hash(held)) == order.state:
-        return held  # the same order, delivered again
+    elif (base := state_hash(stored)) == request.state:
+        return stored  # the same request was delivered before
     else:
         try:
-            news = decode(order.frame, layout, replace(limits, base=own))
+            delta = decode(request.frame, layout, replace(limits, base=base))
         except FrameError:
             return None
-        state, _ = apply_broadcast(algorithm.phase(before), held, news.parts)
-    if state_hash(state) != order.state:
-        raise FrameError("the state that was received is not the one that was meant")
+        state, _ = apply_broadcast(algorithm.phase(before), stored, delta.parts)
+    if state_hash(state) != request.state:
+        raise FrameError("the received state does not have the hash that the server announced")
     return state
 
 
-def memory_after(receipt: bytes, algorithm: Algorithm, kept: Kept) -> Memory:
-    """What the client kept after the upload of that receipt; zeros at first."""
-    assert kept.state is not None
-    if receipt in kept.memories:
-        return kept.memories[receipt]
+def memory_after(receipt: bytes, algorithm: Algorithm, stored: ClientState) -> Memory:
+    """Return the client's memory after the upload of that receipt; zeros before the first."""
+    assert stored.state is not None
+    if receipt in stored.memories:
+        return stored.memories[receipt]
     if receipt != NO_RECEIPT:
-        log(WARNING, "the memory after the last upload is gone: it begins at zero again")
-    return zero_memory(algorithm.client_memory, 1, kept.state.w)
+        log(WARNING, "the memory after the last merged upload is lost: starting from zeros")
+    return zero_memory(algorithm.client_memory, 1, stored.state.w)
 
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Give up after so many seconds, lest a client that hangs blocks its node for ever."""
+    """Raise TimeoutError after this time, as a client that hangs would block its node forever."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def give_up(signum: int, frame: object) -> None:
-        raise TimeoutError(f"not done within the round's {seconds:g} s")
+        raise TimeoutError(f"training did not finish within the round's {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, give_up)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -1,4 +1,4 @@
-"""A run's configuration as a Flower app: what ``fedsift run`` simulates, over real sockets."""
+"""A run's configuration as a Flower app: what ``fedsift run`` simulates, over a network."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TIMEOUT_SECONDS = 600.0
 
 
 def write_app(folder: Path, config: RunConfig, out: Path) -> None:
-    """Write the app's three files: Flower packs them and sends them to every node."""
+    """Write the three files of the app, which Flower packs and sends to every node."""
     settings = {**config.flat(), "out": str(out.absolute())}
-    about: dict[str, Any] = {
+    project: dict[str, Any] = {
         "project": {"name": "fedsift-demo", "version": "1.0.0", "dependencies": []},
         "tool": {"flwr": {"app": {
             "publisher": "fedsift",
@@ -29,27 +29,27 @@ def write_app(folder: Path, config: RunConfig, out: Path) -> None:
         }}},
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pyproject.toml").write_text(tomli_w.dumps(about))
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(project))
     for side in ("server", "client"):
         line = f"from fedsift.flower.demo import {side}\n\napp = {side}()\n"
         (folder / f"{side}_app.py").write_text(line)
 
 
 def config_of(context: Context) -> RunConfig:
-    """The run's configuration, from the app's."""
+    """Return the run's configuration from that of the app."""
     values = {key: value for key, value in context.run_config.items() if key != "out"}
     return RunConfig.from_values(values)
 
 
 def server() -> ServerApp:
-    """The ServerApp: the same model, test set and algorithm as in the simulation."""
+    """Return the ServerApp, with the model, test set and algorithm of the simulation."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         from fedsift.data import load
         from fedsift.engine import Reference
-        from fedsift.flower.arrays import arrays_of, flat
+        from fedsift.flower.arrays import arrays_of, vector_from_arrays
         from fedsift.flower.strategy import FedSift
         from fedsift.models import build
         from fedsift.task import RemoteClients, Task
@@ -59,13 +59,13 @@ def server() -> ServerApp:
         dataset = load(config.dataset)
         model = build(config.model, dataset.shape, config.seed, dataset.dtype)
         layout = Layout.of(model)
-        nowhere = RemoteClients(0, {})
-        task = Task(model, dataset.loss, nowhere, dataset.test, None, config.seed, layout)
+        clients = RemoteClients(0, {})
+        task = Task(model, dataset.loss, clients, dataset.test, None, config.seed, layout)
         engine = Reference(task)
 
         def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
-            accuracy, mean = engine.evaluate(flat(arrays)[1])
-            return MetricRecord({"accuracy": accuracy or 0.0, "loss": mean or 0.0})
+            accuracy, mean_loss = engine.evaluate(vector_from_arrays(arrays)[1])
+            return MetricRecord({"accuracy": accuracy or 0.0, "loss": mean_loss or 0.0})
 
         strategy = FedSift(
             config.make_algorithm(),
@@ -87,7 +87,7 @@ def server() -> ServerApp:
 
 
 def client() -> ClientApp:
-    """The ClientApp: its share of the data is the one that the simulation deals to it."""
+    """Return the ClientApp, with the client's model and data of the simulation."""
     from fedsift.flower.client import client_app
 
     app = ClientApp()
@@ -100,20 +100,20 @@ def client() -> ClientApp:
         config = config_of(context)
         dataset = load(config.dataset)
 
-        def share(partition: int, partitions: int) -> Data:
+        def load_data(partition: int, partitions: int) -> Data:
             x, y = dataset.train
             rows = partition_indices(
                 config.partition, dataset.labels, partitions, config.seed, config.theta
             )
-            mine = torch.from_numpy(rows[partition])
-            return x[mine], y[mine]
+            selected = torch.from_numpy(rows[partition])
+            return x[selected], y[selected]
 
-        inner = client_app(
+        inner_app = client_app(
             lambda: build(config.model, dataset.shape, config.seed, dataset.dtype),
-            share,
+            load_data,
             config.make_algorithm(),
             loss=dataset.loss,
         )
-        return inner(message, context)
+        return inner_app(message, context)
 
     return app

@@ -1,162 +1,174 @@
-"""A round's talk with the SuperNodes: orders out, answers in, and what became of everyone."""
+"""The messages of one round: requests to the SuperNodes, their replies, and who did not reply."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from logging import INFO
 
-import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
+from flwr.supercore import log
 
 from fedsift.engine.contract import Missing, Received
 from fedsift.errors import TooFewClients
-from fedsift.flower.deployment import Node, Orders
-from fedsift.flower.protocol import Answer, Malformed, plain
-from fedsift.flower.pull import puller
+from fedsift.flower.protocol import MalformedReply, TrainReply, printable
+from fedsift.flower.pull import Pull, pull_function
+from fedsift.flower.requests import NodeStatus, RoundRequests
 from fedsift.flower.store import receipt_of
 
 POLL_SECONDS = 0.5
-"""Between two looks into the SuperLink."""
+"""Pause before the SuperLink is asked again."""
 
 
-def connected(grid: Grid, wanted: int, least: int, wait: float) -> list[int]:
-    """The nodes that are there; waits for so many as are wanted, and needs at least so many."""
-    until = time.monotonic() + wait
-    while len(nodes := sorted(grid.get_node_ids())) < wanted and time.monotonic() < until:
+def wait_for_nodes(grid: Grid, wanted: int, needed: int, seconds: float) -> list[int]:
+    """Return the connected nodes, after waiting until ``wanted`` or, in the end, ``needed`` are."""
+    deadline, logged = time.monotonic() + seconds, -1
+    while len(nodes := sorted(grid.get_node_ids())) < wanted and time.monotonic() < deadline:
+        if len(nodes) != logged:
+            logged = len(nodes)
+            log(INFO, "waiting up to %g s: %s of %s SuperNodes connected", seconds, logged, wanted)
         time.sleep(POLL_SECONDS)
-    if len(nodes) < least:
+    if len(nodes) < needed:
         raise TooFewClients(
-            f"{len(nodes)} of at least {least} SuperNodes are connected after {wait:g} s: "
-            "start more of them, or wait longer; then start the same run to continue it"
+            f"{len(nodes)} of at least {needed} SuperNodes are connected after {seconds:g} s: "
+            "start more of them or increase wait, then start the same run to continue it"
         )
     return nodes
 
 
 @dataclass
 class Exchange:
-    """One round's messages. A node says itself which client it is, and may say anything else, too.
+    """The messages of one round.
 
-    ``due`` are the clients that are still to answer, ``waiting`` the messages that no reply came
-    to, and ``problems`` says by node why its answer does not count.
+    Each node states which client it is, and a hostile one may state anything. ``asked`` maps the id
+    of each message to the node that it was sent to. ``unanswered`` holds the ids of messages
+    without a reply, and ``pending`` the clients without a result. ``problems`` gives, by node, why
+    its reply does not count.
     """
 
     grid: Grid
-    orders: Orders
+    requests: RoundRequests
     asked: dict[str, int] = field(default_factory=dict)
-    waiting: set[str] = field(default_factory=set)
+    unanswered: set[str] = field(default_factory=set)
     problems: dict[int, str] = field(default_factory=dict)
+    pending: set[int] = field(init=False)
+    no_reply_reason: str = field(init=False)
+    pull: Pull = field(init=False)
 
     def __post_init__(self) -> None:
-        self.due = set(self.orders.cohort)
-        self.unheard = f"no reply within {self.orders.seconds:g} s"
-        self.pull = puller(self.grid, self.orders.max_reply_bytes)
+        self.pending = set(self.requests.cohort)
+        self.no_reply_reason = f"no reply within {self.requests.seconds:g} s"
+        self.pull = pull_function(self.grid, self.requests.max_reply_bytes)
 
     def replies(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Send orders, and yield replies as they come, until all are in or time is up."""
-        until = time.monotonic() + self.orders.seconds
-        self.push(messages)
-        while self.waiting:
-            is_last = time.monotonic() > until
-            for id in [id for id in self.asked if id in self.waiting]:
-                if (reply := self.arrived(id)) is not None:
+        """Send messages, and yield replies as they arrive, until all have or the time is up."""
+        deadline = time.monotonic() + self.requests.seconds
+        self.send(messages)
+        while self.unanswered:
+            is_last = time.monotonic() > deadline
+            for id in [id for id in self.asked if id in self.unanswered]:
+                if (reply := self.pull_reply(id)) is not None:
                     yield reply
             if is_last:
                 return
-            time.sleep(POLL_SECONDS if self.waiting else 0)
+            time.sleep(POLL_SECONDS if self.unanswered else 0)
 
-    def arrived(self, id: str) -> Message | None:
-        """The reply to the message of that id, if it has arrived and can be read."""
+    def pull_reply(self, id: str) -> Message | None:
+        """Return the reply to a message, or None if it has not arrived or is malformed."""
         try:
             reply = self.pull(id)
             if reply is not None and reply.metadata.reply_to_message_id != id:
-                raise Malformed("its reply names a message that it was not sent")
-        except Malformed as problem:
+                raise MalformedReply("its reply names a message that it was not sent")
+        except MalformedReply as problem:
             self.problems[self.asked[id]] = str(problem)
-            self.waiting.discard(id)
+            self.unanswered.discard(id)
             return None
         if reply is not None:
-            self.waiting.discard(id)
+            self.unanswered.discard(id)
         return reply
 
-    def push(self, messages: Iterable[Message]) -> None:
-        """Send messages, and note which node was asked by which."""
+    def send(self, messages: Iterable[Message]) -> None:
+        """Send messages, and record which node each was sent to."""
         sent = list(messages)
         ids = self.grid.push_messages(sent)
         asked = {id: m.metadata.dst_node_id for id, m in zip(ids, sent, strict=True)}
         self.asked |= asked
-        self.waiting |= asked.keys()
+        self.unanswered |= asked.keys()
 
-    def read(self, reply: Message) -> Received | Missing | None:
-        """What a client that is due has to say; None if it is another, or has nothing to say yet.
+    def result_in(self, message: Message) -> Received | Missing | None:
+        """Return the result of a pending client; None if the message contains none.
 
-        A reply to a message that was not sent is dropped. A node that turns out to be behind is
-        sent everything.
+        Replies to messages that were not sent are dropped. A node that is behind is sent the whole
+        state.
         """
-        node = self.asked.get(reply.metadata.reply_to_message_id)
+        node = self.asked.get(message.metadata.reply_to_message_id)
         if node is None:
             return None
         try:
-            answer = answer_in(reply)
-            about = self.admit(node, answer)
-        except Malformed as problem:
+            reply = read_reply(message)
+            status = self.identify(node, reply)
+        except MalformedReply as problem:
             self.problems[node] = str(problem)
             return None
-        if answer.outcome == "behind":
-            about.held = b""
-            self.push([self.orders.message(node)])
+        if reply.outcome == "behind":
+            status.state = b""
+            self.send([self.requests.message_to(node)])
             return None
-        if answer.outcome in ("update", "absent"):
-            about.held = self.orders.state
-        if answer.client not in self.due:
+        if reply.outcome in ("update", "absent"):
+            status.state = self.requests.state
+        if reply.client not in self.pending:
             return None
-        self.due.remove(answer.client)
-        return taken(answer)
+        self.pending.remove(reply.client)
+        return result_of(reply)
 
-    def admit(self, node: int, answer: Answer) -> Node:
-        """Note which client a node is; it cannot be one that another node is, or become another."""
-        nodes, client = self.orders.nodes, answer.client
-        about = nodes.setdefault(node, Node())
+    def identify(self, node: int, reply: TrainReply) -> NodeStatus:
+        """Check and record which client a node is.
+
+        Two connected nodes cannot be the same client, and a node cannot become another client.
+        """
+        nodes, client = self.requests.nodes, reply.client
+        status = nodes.setdefault(node, NodeStatus())
         others = [n for n, other in nodes.items() if other.client == client and n != node]
         is_taken = others and set(others) & set(self.grid.get_node_ids())
-        clients = len(self.orders.federation.task.clients)
-        if is_taken or not 0 <= client < clients or about.client not in (None, client):
-            raise Malformed(f"it says that it is client {client}, which it cannot be")
-        if answer.outcome == "update" and client not in self.due:
-            raise Malformed(f"it sends an update of client {client}, which is not due")
+        clients = len(self.requests.federation.task.clients)
+        if is_taken or not 0 <= client < clients or status.client not in (None, client):
+            raise MalformedReply(f"it claims to be client {client}, which it cannot be")
+        if reply.outcome == "update" and client not in self.pending:
+            raise MalformedReply(f"it sent an update of client {client}, which is not expected")
         for other in others:
             del nodes[other]
-        about.client = client
-        if answer.outcome == "behind" and not about.held:
-            raise Malformed("it says that it is behind, but it was sent everything")
-        return about
+        status.client = client
+        if reply.outcome == "behind" and not status.state:
+            raise MalformedReply("it claims to be behind, but it was sent the whole state")
+        return status
 
-    def why(self, client: int) -> str:
-        """Why nothing came from a client."""
-        clients = {n: about.client for n, about in self.orders.nodes.items()}
+    def missing_reason(self, client: int) -> str:
+        """Return why there is no result of a client."""
+        clients = {n: status.client for n, status in self.requests.nodes.items()}
         for node, problem in self.problems.items():
             if clients.get(node) == client:
                 return problem
-        silent = {clients.get(self.asked[id]) for id in self.waiting}
-        return self.unheard if silent & {client, None} else "no node is this client"
+        silent = {clients.get(self.asked[id]) for id in self.unanswered}
+        return self.no_reply_reason if silent & {client, None} else "no node is this client"
 
-    def strangers(self) -> dict[str, str]:
-        """The problems of nodes that are no client yet."""
-        known = {n for n, about in self.orders.nodes.items() if about.client is not None}
+    def problems_of_unknown_nodes(self) -> dict[str, str]:
+        """Return the problems of nodes whose client is not known."""
+        known = {n for n, status in self.requests.nodes.items() if status.client is not None}
         return {f"node {n}": why for n, why in sorted(self.problems.items()) if n not in known}
 
 
-def answer_in(reply: Message) -> Answer:
-    """The answer in a reply, which may be Flower's own word of an error instead."""
-    if reply.has_error():
-        raise Malformed(plain(f"Flower's error {reply.error.code}: {reply.error.reason}"))
-    return Answer.read(reply.content)
+def read_reply(message: Message) -> TrainReply:
+    """Return the reply in a message, which may contain an error from Flower instead."""
+    if message.has_error():
+        error = message.error
+        raise MalformedReply(printable(f"Flower's error {error.code}: {error.reason}"))
+    return TrainReply.from_records(message.content)
 
 
-def taken(answer: Answer) -> Received | Missing:
-    """An answer as the federation takes it."""
-    if answer.outcome != "update":
-        return Missing(answer.client, answer.reason or answer.outcome)
-    receipt = torch.frombuffer(bytearray(receipt_of(answer.frame)), dtype=torch.uint8)
-    return Received(answer.client, answer.frame, {"receipt": receipt}, answer.loss)
+def result_of(reply: TrainReply) -> Received | Missing:
+    """Return a reply as the result that an engine yields."""
+    if reply.outcome != "update":
+        return Missing(reply.client, reply.reason or reply.outcome)
+    return Received(reply.client, reply.frame, receipt_of(reply.frame), reply.loss)

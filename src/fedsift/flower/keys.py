@@ -15,7 +15,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def make_certificates(folder: Path, address: str = LOOPBACK) -> None:
-    """Write ca.crt, server.pem and server.key for a SuperLink at that address, for a month."""
+    """Write ca.crt, server.pem and server.key for a SuperLink at that address."""
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     root = _certificate("fedsift demo CA", authority, "fedsift demo CA", authority, None)
     leaf = _certificate("fedsift demo SuperLink", server, "fedsift demo CA", authority, address)
@@ -25,7 +25,7 @@ def make_certificates(folder: Path, address: str = LOOPBACK) -> None:
 
 
 def make_node_key(path: Path) -> None:
-    """Write a SuperNode's private key, and its public half beside it, with the suffix ``.pub``."""
+    """Write a SuperNode's private key, and its public key next to it with the suffix ``.pub``."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
@@ -53,8 +53,8 @@ def _certificate(
         .add_extension(x509.BasicConstraints(ca=address is None, path_length=None), critical=True)
     )
     if address is not None:
-        where = [x509.IPAddress(ipaddress.ip_address(address)), x509.DNSName("localhost")]
-        builder = builder.add_extension(x509.SubjectAlternativeName(where), critical=False)
+        names = [x509.IPAddress(ipaddress.ip_address(address)), x509.DNSName("localhost")]
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return builder.sign(signer, hashes.SHA384())
 
 

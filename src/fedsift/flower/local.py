@@ -30,16 +30,16 @@ OFFLINE = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
     "OMP_NUM_THREADS": "1",
 }
-"""No telemetry and no installation; one thread a client, as several share the machine."""
+"""No telemetry and no installation; one thread per client, as several share the machine."""
 
 
 class ProcessFailed(WorkerDied):
-    """A process of the federation ended, or did not begin, as it should."""
+    """A process of the federation failed or did not start."""
 
 
 @dataclass
 class LocalFederation:
-    """Starts the processes of a federation, and ends every one of them on leaving the block."""
+    """Starts the processes of a federation, and ends all of them at the end of the block."""
 
     folder: Path
     env: Mapping[str, str] = field(default_factory=dict)
@@ -51,14 +51,14 @@ class LocalFederation:
         self.folder = self.folder.absolute()
         self.home.mkdir(parents=True, exist_ok=True)
         for old in (*self.folder.glob("state.db*"), *self.folder.glob("*.log")):
-            old.unlink()  # they tell of keys and runs of another time
+            old.unlink()  # of earlier keys and runs
         make_certificates(self.folder, self.address)
         self.port = self.port or free_port()
-        about = {
+        superlink = {
             "address": f"{self.address}:{self.port}",
             "root-certificates": str(self.folder / "ca.crt"),
         }
-        settings = {"superlink": {"default": "demo", "demo": about}}
+        settings = {"superlink": {"default": "demo", "demo": superlink}}
         (self.home / "config.toml").write_text(tomli_w.dumps(settings))
         try:
             self.start_superlink()
@@ -81,7 +81,7 @@ class LocalFederation:
         return self.folder / "home"
 
     def start_superlink(self) -> None:
-        """Start the server that all talk to, and wait until it listens."""
+        """Start the SuperLink, to which all others connect, and wait until it listens."""
         self.start(
             "superlink",
             ["flower-superlink", "--host", self.address, "--port", str(self.port),
@@ -91,10 +91,10 @@ class LocalFederation:
              "--ssl-ca-certfile", str(self.folder / "ca.crt"),
              "--disable-runtime-dependency-installation"],
         )  # fmt: skip
-        self.wait_until(lambda: listens(self.address, self.port), "superlink")
+        self.wait_until(lambda: is_listening(self.address, self.port), "superlink")
 
     def register(self, names: Iterable[str]) -> dict[str, Path]:
-        """Make each SuperNode's key and tell the SuperLink of it; the keys by name."""
+        """Create and register a key for each SuperNode; return the keys' paths by name."""
         keys = {name: self.folder / f"{name}.key" for name in names}
 
         def register(name: str) -> None:
@@ -115,7 +115,10 @@ class LocalFederation:
         port: int | None = None,
         within: Sequence[str] = (),
     ) -> None:
-        """Start a SuperNode, by the command ``within``; it finds the SuperLink at that port."""
+        """Start a SuperNode that connects to ``port``, the SuperLink's own by default.
+
+        ``within`` is a command to run it in, such as ``env NAME=VALUE``.
+        """
         self.start(
             name,
             ["flower-supernode", "--superlink", f"{self.address}:{port or self.port}",
@@ -127,63 +130,63 @@ class LocalFederation:
         )  # fmt: skip
 
     def run(self, app: Path, config: str = "", name: str = "run") -> None:
-        """Start a run of the app in that folder; the process of that name ends with it."""
-        words = ["flwr", "run", str(app), "demo", "--stream"]
-        self.start(name, [*words, *(["-c", config] if config else [])])
+        """Start a run of the app in that folder. The process ends when the run does."""
+        arguments = ["flwr", "run", str(app), "demo", "--stream"]
+        self.start(name, [*arguments, *(["-c", config] if config else [])])
 
     def statuses(self) -> list[str]:
-        """How each run stands, by Flower's word."""
+        """Return the status of each run, as Flower reports it."""
         found = json.loads(self.flwr("list", "demo", "--format", "json"))
-        if "runs" not in found:  # Flower's command ends with 0 also where it failed
+        if "runs" not in found:  # Flower exits with 0 even if its command failed
             why = found.get("error-message", "no reason given")
             raise ProcessFailed(f"flwr list failed: {' '.join(str(why).split())[-500:]}")
         return [str(run["status"]) for run in found["runs"]]
 
-    def flwr(self, *words: str) -> str:
-        """Carry out a command of Flower's own, and give what it prints."""
+    def flwr(self, *arguments: str) -> str:
+        """Run a ``flwr`` command and return its output."""
         done = subprocess.run(
-            [command("flwr"), *words], env=self.environment(), capture_output=True, text=True
+            [command("flwr"), *arguments], env=self.environment(), capture_output=True, text=True
         )
         if done.returncode:
-            said = " ".join((done.stdout + done.stderr).split())
-            raise ProcessFailed(f"flwr {words[0]} failed: {said[-500:]}")
+            output = " ".join((done.stdout + done.stderr).split())
+            raise ProcessFailed(f"flwr {arguments[0]} failed: {output[-500:]}")
         return done.stdout
 
-    def start(self, name: str, words: list[str], within: Sequence[str] = ()) -> None:
-        """Start a process in a session of its own, where our Ctrl-C does not reach it."""
+    def start(self, name: str, arguments: list[str], within: Sequence[str] = ()) -> None:
+        """Start a process in its own session, so that Ctrl-C here does not interrupt it."""
         with self.log(name).open("ab") as out:
             self.processes[name] = subprocess.Popen(
-                [*within, command(words[0]), *words[1:]], env=self.environment(), cwd=self.folder,
+                [*within, command(arguments[0]), *arguments[1:]],
+                env=self.environment(), cwd=self.folder, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                start_new_session=True,
             )  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        """What every process of the federation finds in its environment."""
+        """Return the environment variables of every process of the federation."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         return {**os.environ, **OFFLINE, "PATH": path, "FLWR_HOME": str(self.home), **self.env}
 
     def log(self, name: str) -> Path:
-        """Where a process's output goes."""
+        """Return the file with a process's output."""
         return self.folder / f"{name}.log"
 
     def wait_until(
-        self, holds: Callable[[], bool], *names: str, seconds: float = READY_SECONDS
+        self, condition: Callable[[], bool], *names: str, seconds: float = READY_SECONDS
     ) -> None:
-        """Wait for something, as long as the named processes live."""
-        until = time.monotonic() + seconds
-        while not holds():
+        """Wait until the condition holds; fail if one of the named processes ends before."""
+        deadline = time.monotonic() + seconds
+        while not condition():
             for name in names:
                 if (code := self.processes[name].poll()) is not None:
                     raise ProcessFailed(f"{name} ended with {code}: see {self.log(name)}")
-            if time.monotonic() > until:
-                raise ProcessFailed(f"nothing happened for {seconds:g} s: see {self.folder}")
+            if time.monotonic() > deadline:
+                raise ProcessFailed(f"timed out after {seconds:g} s: see the logs in {self.folder}")
             time.sleep(0.1)
 
     def kill(self, *names: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """End processes and all that they have started."""
+        """End processes and all processes that they started."""
         ending = [self.processes.pop(name) for name in names]
-        # Found before their parents are gone: Flower gives some of them a session of their own.
+        # Look them up before their parents end: Flower starts some of them in their own sessions.
         started = descendants({process.pid for process in ending})
         for process in ending:
             process.send_signal(how)
@@ -198,13 +201,13 @@ class LocalFederation:
                 os.kill(pid, signal.SIGKILL)
 
     def close(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """End every process, the SuperLink last."""
+        """End all processes, the SuperLink last."""
         self.kill(*(name for name in self.processes if name != "superlink"), how=how)
         self.kill(*self.processes, how=how)
 
 
 def descendants(pids: set[int]) -> set[int]:
-    """The processes that these have started, and those that they have started, and so on."""
+    """Return all direct and indirect child processes."""
     parents = parents_by_pid()
     found: set[int] = set()
     while more := {pid for pid, parent in parents.items() if parent in pids | found} - found:
@@ -213,10 +216,10 @@ def descendants(pids: set[int]) -> set[int]:
 
 
 def parents_by_pid() -> dict[int, int]:
-    """Every process's parent; from /proc where there is one, as small machines have no ``ps``."""
+    """Return each process's parent, from /proc if it exists, as containers may lack ``ps``."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just ended
             found[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
     if not found:
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
@@ -226,19 +229,19 @@ def parents_by_pid() -> dict[int, int]:
 
 
 def command(name: str) -> str:
-    """The command of that name that belongs to this Python."""
+    """Return the path of a command that is installed with this Python."""
     return str(Path(sys.executable).parent / name)
 
 
 def free_port() -> int:
-    """A port on which nobody listens."""
+    """Return a port on which no process listens."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
-def listens(address: str, port: int) -> bool:
-    """Whether somebody listens there."""
+def is_listening(address: str, port: int) -> bool:
+    """Whether a process listens on that port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((address, port)) == 0

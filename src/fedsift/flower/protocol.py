@@ -1,7 +1,7 @@
-"""What server and client say to each other: an order down, an answer up, frames inside both.
+"""The messages between server and clients: a request down, a reply up, frames in both.
 
-A frame travels as the raw bytes of one Flower ``Array`` with a type of its own, so Flower neither
-copies nor converts it. All else is a small ``ConfigRecord``.
+A frame travels as the raw bytes of one Flower ``Array`` with a serialization type of its own, so
+Flower neither copies nor converts it. Everything else is a small ``ConfigRecord``.
 """
 
 from __future__ import annotations
@@ -15,32 +15,36 @@ from fedsift.codec.frame import CHECKSUM_BYTES
 
 RECORD = "fedsift"
 STYPE = "fedsift/v1"
-MOST_WORDS = 200
-"""Characters of a reason."""
+MAX_REASON_LENGTH = 200
+"""The number of characters to which a client's reason is cut."""
 
-Kind = Literal["full", "delta", "none"]
+FrameKind = Literal["full", "delta", "none"]
 Outcome = Literal["update", "behind", "absent", "failed"]
 
 
-class Malformed(ValueError):
-    """A message that no honest fedsift sends."""
+class MalformedReply(ValueError):
+    """A reply that no correct client sends."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the server asks of a client in a round.
+class TrainRequest:
+    """What the server sends to a client in a round.
 
-    ``frame`` leads to the global state of that hash: all of it (``full``), what a client adds to
-    the state of the round before (``delta``), or nothing (``none``). ``cohort`` is the client, or
-    everyone who trains if the server does not know yet who it is talking to. ``receipts`` name the
-    last upload of each that was merged, and so which of its memories counts; empty where clients
-    keep none. ``seconds`` is all the time there is.
+    ``state`` is the hash of the global state from which the round starts, and ``frame`` leads to
+    that state. Its ``kind`` says how: it contains the whole state (``full``), the broadcast of the
+    last round, to be applied to the state before (``delta``), or nothing, as the client holds the
+    state already (``none``).
+
+    ``cohort`` is the client, or the whole cohort if the server does not know yet which client it
+    is talking to. For each of them, ``receipts`` identifies the last upload that was merged, and so
+    the memory to continue from. It is empty if the method's clients have no memory. ``seconds``
+    limits the time for training.
     """
 
     round: int
     run: bytes
     state: bytes
-    kind: Kind
+    kind: FrameKind
     cohort: list[int]
     receipts: list[bytes]
     algorithm: str
@@ -49,28 +53,28 @@ class Order:
     seconds: float
     frame: bytes
 
-    def records(self, config: ConfigRecord) -> RecordDict:
-        """The message that carries it, and the app's own settings beside it."""
-        words: dict[str, Any] = {k: v for k, v in asdict(self).items() if k != "frame"}
+    def to_records(self, config: ConfigRecord) -> RecordDict:
+        """Return the content of the message, including the user's ``train_config``."""
+        fields: dict[str, Any] = {k: v for k, v in asdict(self).items() if k != "frame"}
         if not self.receipts:
-            del words["receipts"]
-        frame = ArrayRecord({self.kind: packed(self.frame)} if self.frame else {})
-        return RecordDict({RECORD: ConfigRecord(words), "frame": frame, "config": config})
+            del fields["receipts"]
+        frame = ArrayRecord({self.kind: array_of_frame(self.frame)} if self.frame else {})
+        return RecordDict({RECORD: ConfigRecord(fields), "frame": frame, "config": config})
 
     @classmethod
-    def read(cls, records: RecordDict) -> Order:
-        """The order in a message."""
-        words: dict[str, Any] = dict(records.config_records[RECORD])
-        frame = b"" if words["kind"] == "none" else unpacked(records, str(words["kind"]))
-        return cls(**{"receipts": [], **words}, frame=frame)
+    def from_records(cls, records: RecordDict) -> TrainRequest:
+        """Read the request in a message's content."""
+        fields: dict[str, Any] = dict(records.config_records[RECORD])
+        frame = b"" if fields["kind"] == "none" else frame_in(records, str(fields["kind"]))
+        return cls(**{"receipts": [], **fields}, frame=frame)
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a client says back: its update, or why there is none.
+class TrainReply:
+    """A client's update, or why it sends none.
 
-    ``behind``: it does not hold the state that a delta starts from. ``absent``: it is not in the
-    cohort. ``failed``: its training raised, for that ``reason``.
+    ``behind``: the client does not hold the state that a delta starts from. ``absent``: it is not
+    in the cohort. ``failed``: its training raised an error, given in ``reason``.
     """
 
     client: int
@@ -80,50 +84,50 @@ class Answer:
     reason: str = ""
     frame: bytes = b""
 
-    def records(self) -> RecordDict:
-        """The message that carries it; Flower's own strategies could read its metrics."""
-        words: dict[str, Any] = {"client": self.client, "outcome": self.outcome}
-        words["reason"] = self.reason[:MOST_WORDS]
+    def to_records(self) -> RecordDict:
+        """Return the content of the message. Its metrics are named as in Flower's examples."""
+        fields: dict[str, Any] = {"client": self.client, "outcome": self.outcome}
+        fields["reason"] = self.reason[:MAX_REASON_LENGTH]
         metrics = MetricRecord({"train_loss": self.loss, "num-examples": self.examples})
-        arrays = ArrayRecord({"update": packed(self.frame)} if self.frame else {})
-        return RecordDict({RECORD: ConfigRecord(words), "metrics": metrics, "frame": arrays})
+        arrays = ArrayRecord({"update": array_of_frame(self.frame)} if self.frame else {})
+        return RecordDict({RECORD: ConfigRecord(fields), "metrics": metrics, "frame": arrays})
 
     @classmethod
-    def read(cls, records: RecordDict) -> Answer:
-        """The answer in a message from a client that may be hostile."""
+    def from_records(cls, records: RecordDict) -> TrainReply:
+        """Read and check the reply in a message's content. The client may be hostile."""
         try:
-            words = records.config_records[RECORD]
-            client, outcome, reason = words["client"], words["outcome"], words["reason"]
+            fields = records.config_records[RECORD]
+            client, outcome, reason = fields["client"], fields["outcome"], fields["reason"]
             loss = records.metric_records["metrics"]["train_loss"]
-            frame = unpacked(records, "update") if outcome == "update" else b""
+            frame = frame_in(records, "update") if outcome == "update" else b""
         except (KeyError, TypeError, AttributeError) as problem:
-            raise Malformed(f"its answer lacks {problem}") from None
+            raise MalformedReply(f"its reply lacks {problem}") from None
         if type(client) is not int or type(reason) is not str or type(loss) is not float:
-            raise Malformed("its answer has values of the wrong kind")
+            raise MalformedReply("its reply has values of the wrong type")
         if outcome not in ("update", "behind", "absent", "failed"):
-            raise Malformed(f"its answer is {str(outcome)[:20]!r}")
+            raise MalformedReply(f"its reply has the unknown outcome {str(outcome)[:20]!r}")
         if outcome == "update" and len(frame) <= CHECKSUM_BYTES:
-            raise Malformed("its frame is empty")
-        return cls(client, outcome, loss, 0, plain(reason), frame)  # type: ignore[arg-type]
+            raise MalformedReply("its frame is empty")
+        return cls(client, outcome, loss, 0, printable(reason), frame)  # type: ignore[arg-type]
 
 
-def plain(words: str) -> str:
-    r"""What somebody elsewhere says, short and on one line, and harmless to a terminal.
+def printable(text: str) -> str:
+    r"""Return the first characters of a client's text, on one line and safe for a terminal.
 
-    >>> plain("no\x1b[2J\nspace left")
+    >>> printable("no\x1b[2J\nspace left")
     'no [2J space left'
     """
-    return "".join(c if c.isprintable() else " " for c in words[:MOST_WORDS])
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_REASON_LENGTH])
 
 
-def packed(frame: bytes) -> Array:
-    """A frame as Flower carries it."""
+def array_of_frame(frame: bytes) -> Array:
+    """Return a frame as the array in which Flower transports it."""
     return Array(dtype="uint8", shape=(len(frame),), stype=STYPE, data=frame)
 
 
-def unpacked(records: RecordDict, name: str) -> bytes:
-    """The frame of that name in a message."""
+def frame_in(records: RecordDict, name: str) -> bytes:
+    """Return the frame of that name in a message's content."""
     array = records.array_records["frame"][name]
     if array.stype != STYPE:
-        raise Malformed(f"its frame is of type {array.stype[:20]!r}")
+        raise MalformedReply(f"its frame is of the serialization type {array.stype[:20]!r}")
     return array.data

@@ -1,4 +1,4 @@
-"""What a client keeps on its own disk between rounds: the global state, and its memories."""
+"""What a client stores on its own disk between rounds: the global state and its memories."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fedsift.runs.disk import CorruptFile, load_tensors, save_tensors
 from fedsift.vector import Layout, Moments
 
 NO_RECEIPT = bytes(8)
-"""Stands for the upload of a client of which none was merged yet."""
+"""The receipt of a client of which no upload was merged yet."""
 
 
 def receipt_of(frame: bytes) -> bytes:
-    """What an upload is remembered by: its frame's checksum."""
+    """Return the receipt that identifies an upload: the checksum of its frame."""
     return frame[-CHECKSUM_BYTES:]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The state that a client holds, and its memory after each upload that may yet count.
+class ClientState:
+    """The global state that a client holds, and its own memories by receipt.
 
-    A client does not know whether its last upload arrived. It keeps its memory from before and from
-    after it, by the upload's receipt, until the next order says which of them counts.
+    A client does not know whether its last upload was merged. It therefore stores its memory from
+    before and from after that upload. The receipt in the next request selects one of them.
     """
 
     state: Moments | None = None
@@ -35,50 +35,51 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Store:
-    """One client's file for one run; written whole or not at all."""
+class ClientStore:
+    """A client's file for one run. It is replaced as a whole or not at all."""
 
     folder: Path
 
     @property
     def file(self) -> Path:
-        """Where it is."""
+        """The path of the file."""
         return self.folder / "client.safetensors"
 
-    def load(self, layout: Layout) -> Kept:
-        """What was kept; nothing if there is no file, or none that can be trusted."""
+    def load(self, layout: Layout) -> ClientState:
+        """Read the file; return an empty state if it is missing, corrupt or of another model."""
         try:
             about, tensors = load_tensors(self.file, "cpu")
         except CorruptFile:
-            return Kept()
+            return ClientState()
         if about.get("layout") != layout.fingerprint():
-            return Kept()
-        return kept_of(tensors)
+            return ClientState()
+        return state_from_tensors(tensors)
 
-    def save(self, layout: Layout, kept: Kept) -> None:
-        """Replace what was kept."""
+    def save(self, layout: Layout, stored: ClientState) -> None:
+        """Replace the file."""
         self.folder.mkdir(parents=True, exist_ok=True)
         # Residuals reveal private data: only the owner may read them.
-        save_tensors(self.file, tensors_of(kept), {"layout": layout.fingerprint()}, mode=0o600)
+        about = {"layout": layout.fingerprint()}
+        save_tensors(self.file, tensors_from_state(stored), about, mode=0o600)
 
 
-def tensors_of(kept: Kept) -> dict[str, Tensor]:
-    """What is kept, as named tensors."""
-    state = {} if kept.state is None else kept.state._asdict()
+def tensors_from_state(stored: ClientState) -> dict[str, Tensor]:
+    """Return what a client stores as named tensors."""
+    state = {} if stored.state is None else stored.state._asdict()
     memories = {
-        f"{receipt.hex()}/{name}": x.clone()  # a round may leave a memory as it is
-        for receipt, memory in kept.memories.items()
+        f"{receipt.hex()}/{name}": x.clone()  # two memories may share a tensor; a file must not
+        for receipt, memory in stored.memories.items()
         for name, x in memory.items()
     }
     return {**state, **memories}
 
 
-def kept_of(tensors: Mapping[str, Tensor]) -> Kept:
-    """What is kept, from its named tensors."""
+def state_from_tensors(tensors: Mapping[str, Tensor]) -> ClientState:
+    """Return what a client stores; the inverse of :func:`tensors_from_state`."""
     memories: dict[bytes, dict[str, Tensor]] = {}
     for key, x in tensors.items():
         if "/" in key:
             receipt, name = key.split("/")
             memories.setdefault(bytes.fromhex(receipt), {})[name] = x
     state = Moments(tensors["w"], tensors["m"], tensors["v"]) if "w" in tensors else None
-    return Kept(state, memories)
+    return ClientState(state, memories)

@@ -153,7 +153,12 @@ def fingerprint_of(config: RunConfig) -> str:
 def tensors_of(snapshot: Snapshot) -> dict[str, Tensor]:
     """Return a snapshot as named tensors."""
     server = {f"server/{name}": x for name, x in snapshot.server_memory.items()}
-    return {**snapshot.state._asdict(), **server, **memory_tensors(snapshot.client_memory)}
+    memories = memory_tensors(snapshot.client_memory)
+    receipts = {
+        f"receipt/{n}": torch.tensor(list(receipt), dtype=torch.uint8)
+        for n, receipt in snapshot.receipts.items()
+    }
+    return {**snapshot.state._asdict(), **server, **memories, **receipts}
 
 
 def memory_tensors(memories: Memories) -> dict[str, Tensor]:
@@ -176,7 +181,12 @@ def snapshot_of(
     server = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
     state = Moments(tensors["w"], tensors["m"], tensors["v"])
     traffic, norms = Traffic(**about["traffic"]), NormHistory(about["norms"])
-    return Snapshot(about["round"], state, server, memories, traffic, norms)
+    receipts = {
+        int(key.removeprefix("receipt/")): bytes(x.tolist())
+        for key, x in tensors.items()
+        if key.startswith("receipt/")
+    }
+    return Snapshot(about["round"], state, server, memories, traffic, norms, receipts)
 
 
 def load_memories(

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from faulty.task import load_data, make_algorithm, make_model, note
 from fedsift.codec.frame import Spec, checksum, decode, encode
 from fedsift.flower.client import client_app
-from fedsift.flower.protocol import Answer, Order
+from fedsift.flower.protocol import TrainReply, TrainRequest
 from fedsift.vector import Layout
 
 app = ClientApp()
@@ -18,7 +18,7 @@ app = ClientApp()
 
 @app.train()
 def train(message, context):
-    order = Order.read(message.content)
+    order = TrainRequest.from_records(message.content)
     client, folder = context.node_config["partition-id"], context.run_config["folder"]
     path = Path(folder) / "faults" / f"{order.round}-{client}"
     fault = path.read_text() if path.exists() else ""
@@ -34,9 +34,9 @@ def train(message, context):
     honest = client_app(make_model, data, make_algorithm)
     reply = honest(message, context)
     if fault in TAMPER:
-        answer = Answer.read(reply.content)
+        answer = TrainReply.from_records(reply.content)
         bad = replace(answer, frame=TAMPER[fault](answer.frame, order))
-        return Message(content=bad.records(), reply_to=message)
+        return Message(content=bad.to_records(), reply_to=message)
     return reply
 
 

@@ -22,8 +22,8 @@ def main(grid, context):
 
     def evaluate(round, arrays):
         """Before the round in which a client hangs: just enough time for the others."""
-        own = 3 * strategy.seconds / max(1, strategy.snapshot.round)
-        strategy.timeout = own + 10 if round == config["hang"] - 1 else config["timeout"]
+        own = 3 * strategy.run.checkpoint.seconds / max(1, strategy.run.snapshot.round)
+        strategy.run.timeout = own + 10 if round == config["hang"] - 1 else config["timeout"]
 
     start = {name: Array(p.detach()) for name, p in make_model().named_parameters()}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,112 @@
+"""The train requests of a round: what each SuperNode needs in order to train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from flwr.app import ConfigRecord, Message, MessageType
+
+from fedsift.codec.frame import encode, state_hash
+from fedsift.engine.contract import Job
+from fedsift.federation.snapshot import Snapshot, full_update
+from fedsift.flower.deployment import Deployment
+from fedsift.flower.protocol import FrameKind, TrainRequest
+from fedsift.flower.store import NO_RECEIPT
+
+GRACE_SECONDS = 30.0
+"""How much longer than a round its messages live. When one expires, Flower itself replies to it."""
+
+
+@dataclass
+class NodeStatus:
+    """What the server knows about a SuperNode: its client, and the hash of the state it holds."""
+
+    client: int | None = None
+    state: bytes = b""
+
+
+@dataclass(frozen=True)
+class RoundRequests:
+    """The requests of one round: only the changes to nodes that hold the last state.
+
+    Other nodes receive the whole state. ``seconds`` limits the round, and ``config`` is sent to the
+    clients' own training loops.
+    """
+
+    federation: Deployment
+    snapshot: Snapshot
+    nodes: dict[int, NodeStatus]
+    seconds: float
+    config: ConfigRecord
+
+    @property
+    def round(self) -> int:
+        """The number of the round."""
+        return self.snapshot.round + 1
+
+    @cached_property
+    def cohort(self) -> tuple[int, ...]:
+        """The clients that train."""
+        return self.federation.cohort(self.round)
+
+    @cached_property
+    def state(self) -> bytes:
+        """The hash of the state from which the round starts."""
+        return state_hash(self.snapshot.state)
+
+    @property
+    def max_reply_bytes(self) -> int:
+        """The size above which a reply is refused."""
+        phase = self.federation.algorithm.phase(self.round)
+        return self.federation.max_reply_bytes(Job(self.round, phase, self.snapshot.state, (), {}))
+
+    @cached_property
+    def full_frame(self) -> bytes:
+        """The frame that contains the whole state."""
+        spec = self.federation.frame_spec(self.snapshot.round, bytes(8))
+        return encode(full_update(self.snapshot.state), spec)
+
+    def is_needed(self, node: int) -> bool:
+        """Whether a node's client is in the cohort, or may be because it is not known yet."""
+        status = self.nodes.get(node)
+        return status is None or status.client is None or status.client in self.cohort
+
+    def message_to(self, node: int) -> Message:
+        """Return the message with a node's request, and count the bytes of its frame."""
+        status = self.nodes.get(node, NodeStatus())
+        kind, frame = self.state_frame(status)
+        self.federation.wire.bytes_sent += len(frame)
+        records = self.request(status, kind, frame).to_records(self.config)
+        return Message(
+            content=records, dst_node_id=node, message_type=MessageType.TRAIN,
+            ttl=self.seconds + GRACE_SECONDS, group_id=str(self.round),
+        )  # fmt: skip
+
+    def state_frame(self, status: NodeStatus) -> tuple[FrameKind, bytes]:
+        """Return the frame that takes a node to the state of this round."""
+        broadcast = self.federation.wire
+        if status.state == self.state:
+            return "none", b""
+        if status.state and status.state == broadcast.base:
+            return "delta", broadcast.frame
+        return "full", self.full_frame
+
+    def request(self, status: NodeStatus, kind: FrameKind, frame: bytes) -> TrainRequest:
+        """Return the request to a node."""
+        federation, receipts = self.federation, self.snapshot.receipts
+        cohort = list(self.cohort) if status.client is None else [status.client]
+        has_memory = bool(federation.algorithm.client_memory)
+        return TrainRequest(
+            round=self.round,
+            run=federation.run_id,
+            state=self.state,
+            kind=kind,
+            cohort=cohort,
+            receipts=[receipts.get(n, NO_RECEIPT) for n in cohort] if has_memory else [],
+            algorithm=repr(federation.algorithm),
+            seed=federation.task.seed,
+            batch_size=federation.task.batch_size or 0,
+            seconds=self.seconds,
+            frame=frame,
+        )
