@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Order tests so that each of ``workers`` equal parts begins with its share of the slow ones."""
+    """Order tests so that each worker's part begins with its share of the slow ones."""
     slow = sorted((x for x in items if x.nodeid.startswith(SLOW)), key=rank)
     fast = iter([x for x in items if not x.nodeid.startswith(SLOW)])
     ordered: list[pytest.Item] = []
