@@ -1,4 +1,4 @@
-# Two commands do everything: `make run` and `make test`. Both make the environment first.
+# `make run` and `make test` are all you need. Both create the environment first.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -6,19 +6,23 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check docs environment clean
+.PHONY: help run test quick check docs environment clean
 
 help:
-	@echo "make run    train a federation on handwritten digits, half a minute and, the first time, a few for packages"
+	@echo "make run    train on handwritten digits for half a minute; the first time, install packages first"
 	@echo "make test   lint, type-check and test everything"
+	@echo "make quick  lint, type-check and run a tenth of the tests, in a minute"
 	@echo "make docs   build the documentation into site/"
-	@echo "make clean  remove the environment and everything that was built"
+	@echo "make clean  remove the environment and all build outputs"
 
 run: environment
 	@$(BIN)/fedsift run
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+quick: check
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q --quick
 
 check: environment
 	$(BIN)/ruff check .
@@ -35,7 +39,7 @@ $(VENV)/ready: requirements.lock pyproject.toml
 		echo "fedsift needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) has no venv module; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
-	@echo "making the environment in $(VENV) (a few minutes, most of them for PyTorch) ..."
+	@echo "creating the environment in $(VENV) (a few minutes, mostly for PyTorch) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .

@@ -1,8 +1,10 @@
-"""Every doctest has torch and np; the GPU kernels are interpreted where there is no GPU."""
+"""Set up doctests, interpret Triton kernels without a GPU, and start slow tests first."""
 
 import os
 from importlib.util import find_spec
+from itertools import islice
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -23,3 +25,55 @@ if not find_spec("flwr"):
 @pytest.fixture(autouse=True)
 def _imports(doctest_namespace: dict[str, Any]) -> None:
     doctest_namespace.update(torch=torch, np=np, nn=torch.nn)
+
+
+SLOW = (
+    "tests/flower/test_deployment.py",
+    "tests/flower/test_demo.py",
+    "tests/engine/test_torchrun.py",
+    "tests/runs/test_resume.py",
+    "tests/reproduce/",
+    "tests/cli/",
+    "tests/engine/test_layers.py",
+    "tests/selection/test_selection_gpu.py",
+    "tests/report/",
+    "tests/test_docs.py",
+)
+"""Tests of real processes, of long runs and of interpreted kernels."""
+ALWAYS = ("tests/test_recorded_bits.py", "tests/test_code_metrics.py")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--quick``."""
+    parser.addoption("--quick", action="store_true", help="run a fixed tenth of the fast tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let every worker start with its share of the slow tests; keep a tenth if asked to."""
+    if config.getoption("--quick"):
+        config.hook.pytest_deselected(items=[x for x in items if not is_quick(x.nodeid)])
+        items[:] = [item for item in items if is_quick(item.nodeid)]
+    else:
+        items[:] = slow_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))
+
+
+def slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Order tests so that each worker's part begins with its share of the slow ones."""
+    slow = sorted((x for x in items if x.nodeid.startswith(SLOW)), key=rank)
+    fast = iter([x for x in items if not x.nodeid.startswith(SLOW)])
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        ordered += slow[worker::workers]
+        ordered += islice(fast, max(0, len(items) * (worker + 1) // workers - len(ordered)))
+    return [*ordered, *fast]
+
+
+def rank(item: pytest.Item) -> int:
+    """The place of a slow test's file in SLOW."""
+    return next(n for n, name in enumerate(SLOW) if item.nodeid.startswith(name))
+
+
+def is_quick(test: str) -> bool:
+    """Whether ``--quick`` runs a test: always the same ones, spread over all rooms."""
+    is_chosen = not test.startswith(SLOW) and crc32(test.encode()) % 10 == 0
+    return is_chosen or test.startswith(ALWAYS)

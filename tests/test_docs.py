@@ -16,7 +16,7 @@ import typer
 from safetensors import safe_open
 
 from fedsift.algorithms import METHODS
-from fedsift.cli.main import app
+from fedsift.cli.entry import app
 from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, run_summary, train_rounds
 from fedsift.runs.compare import Row
 from fedsift.runs.config import read_values

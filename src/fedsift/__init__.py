@@ -7,12 +7,14 @@ fedadam_ssm(density=0.01, local_steps=30, lr=0.001, beta1=0.9, beta2=0.999, eps=
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedsift.errors import Diverged, RenamedModules
+
 if TYPE_CHECKING:
     from fedsift import advise, algorithms, codec, data, models, theory
-    from fedsift.errors import Diverged
     from fedsift.optim import Adam
     from fedsift.simulation import Result, simulate
     from fedsift.vector import Layout, Moments
@@ -36,7 +38,6 @@ __all__ = [
 
 HOMES = {
     "Adam": "optim",
-    "Diverged": "errors",
     "Layout": "vector",
     "Moments": "vector",
     "Result": "simulation",
@@ -44,9 +45,11 @@ HOMES = {
 }
 """Where a name is defined; the other names are modules."""
 
+sys.meta_path.append(RenamedModules())
+
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used: torch takes seconds, which --help can do without."""
+    """Import a name when it is first used, because importing torch takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f"fedsift.{HOMES.get(name, name)}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedsift.errors import explain_renamed
 from fedsift.vector import Moments
 
 Gradient = Callable[[Tensor], Tensor]
@@ -105,3 +106,6 @@ def centralized_adam(
     for _ in range(steps):
         x = step(x, gradient(x.w))
     return x
+
+
+__getattr__ = explain_renamed(__name__)

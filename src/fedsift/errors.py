@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
+from importlib.abc import MetaPathFinder
+from typing import Any, NoReturn
 
 
 class ConfigError(ValueError):
@@ -35,3 +37,47 @@ def require_choice(kind: str, name: str, choices: Collection[str]) -> None:
     close = get_close_matches(name, choices, n=1)
     question = f"did you mean {close[0]!r}? Choose" if close else "choose"
     raise ConfigError(f"unknown {kind} {name!r}; {question} one of: {', '.join(choices)}")
+
+
+RENAMED = {
+    "fedsift.adam.adam_step": "fedsift.adam.AdamStep",
+    "fedsift.algorithms.fedsgd.sgd_step": "fedsift.algorithms.fedsgd.SgdStep",
+    "fedsift.codec.blocks": "fedsift.codec.value_blocks",
+    "fedsift.data.deal": "fedsift.data.partition_indices",
+    "fedsift.data.from_partition": "fedsift.data.from_huggingface",
+    "fedsift.mask": "fedsift.selection",
+    "fedsift.memories": "fedsift.federation.memories",
+    "fedsift.runs.begin": "fedsift.runs.restore_run",
+    "fedsift.runs.go": "fedsift.runs.train_rounds",
+    "fedsift.runs.summarise": "fedsift.runs.run_summary",
+    "fedsift.theory.Setting": "fedsift.theory.ConvergenceSetting",
+    "fedsift.theory.advise": "fedsift.advise.advise",
+    "fedsift.theory.calibration": "fedsift.advise.calibration",
+    "fedsift.theory.reality": "fedsift.theory.measured_deviation",
+    "fedsift.theory.sharper": "fedsift.theory.sharper_bound",
+    "fedsift.theory.updates": "fedsift.theory.client_updates",
+    "fedsift.theory.visited_noise": "fedsift.theory.gradient_noise",
+    "fedsift.theory.watch": "fedsift.theory.compare_with_centralized",
+}
+"""Modules and functions under the names that earlier documentation used, and their new names."""
+
+
+def explain_renamed(module: str) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for a module, which tells the new name of a renamed function."""
+
+    def missing(name: str) -> NoReturn:
+        old = f"{module}.{name}"
+        if old in RENAMED:
+            raise ImportError(f"{old} is now {RENAMED[old]}")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return missing
+
+
+class RenamedModules(MetaPathFinder):
+    """Tells the new name of a renamed module when an import does not find it."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> None:
+        """Raise ModuleNotFoundError if the module was renamed."""
+        if name in RENAMED:
+            raise ModuleNotFoundError(f"{name} is now {RENAMED[name]}")

@@ -22,7 +22,7 @@ import fedsift
 from fedsift.algorithms import METHODS
 from fedsift.cli import catalog
 from fedsift.cli.bench import show_timings
-from fedsift.cli.main import app, main
+from fedsift.cli.entry import app, main
 from fedsift.cli.options import DEFAULTS, run_parameters
 from fedsift.cli.timings import Timing
 from fedsift.codec.errors import FrameError
@@ -408,7 +408,7 @@ from time import perf_counter
 import typer
 
 began = perf_counter()
-from fedsift.cli.main import app, main
+from fedsift.cli.entry import app, main
 
 def words_of(command, *words):
     yield [*words, "--help"]
@@ -450,7 +450,7 @@ def test_an_interruption_ends_with_130_and_no_traceback(monkeypatch, capsys):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedsift.cli.main.app", interrupted)
+    monkeypatch.setattr("fedsift.cli.entry.app", interrupted)
     assert main(["run"]) == 130
     assert capsys.readouterr().err == ""
 
@@ -459,7 +459,7 @@ def test_a_bug_is_not_disguised(monkeypatch):
     def fail(*_, **__):
         raise KeyError("a bug")
 
-    monkeypatch.setattr("fedsift.cli.main.app", fail)
+    monkeypatch.setattr("fedsift.cli.entry.app", fail)
     with pytest.raises(KeyError):
         main(["run"])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsift.algorithms import METHODS
-from fedsift.cli.main import main
+from fedsift.cli import main
 from fedsift.cli.terminal import times_fewer
 from fedsift.federation.round import Federation
 from fedsift.runs.compare import MIBIT, configs_of, table_of

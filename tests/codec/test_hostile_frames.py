@@ -246,7 +246,7 @@ def test_a_value_out_of_range_of_the_models_type_is_refused():
     ids=["more than d", "markup", "too long", "escape codes"],
 )
 def test_inspecting_a_hostile_file_prints_one_line(frame, tmp_path, capsys):
-    from fedsift.cli.main import main
+    from fedsift.cli import main
 
     file = tmp_path / "frame"
     file.write_bytes(frame)

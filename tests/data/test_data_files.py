@@ -11,7 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from rich.console import Console
 
-from fedsift.cli.main import main
+from fedsift.cli import main
 from fedsift.data import DATASETS
 from fedsift.data.download import fetch, file_state
 from fedsift.data.official_sources import SOURCES, Download, File, Source

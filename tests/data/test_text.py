@@ -13,7 +13,7 @@ from torch import nn
 
 import fedsift
 from fedsift import algorithms
-from fedsift.cli.main import main
+from fedsift.cli import main
 from fedsift.data import load, loss_of, partition_indices, sequence_cross_entropy, text
 from fedsift.engine import Forked, Reference, Stacked
 from fedsift.engine.processes import forked

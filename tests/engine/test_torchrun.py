@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedsift.cli.main import main
+from fedsift.cli import main
 
 SRC = Path(__file__).parents[2] / "src"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedsift.cli.main import main
+from fedsift.cli import main
 from fedsift.federation import memories
 from fedsift.federation.memories import InMemory, OnDisk, SlotFile
 from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, train_rounds

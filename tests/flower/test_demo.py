@@ -16,7 +16,7 @@ from processes import SOURCE, processes_of
 from typer.main import get_command
 
 from fedsift.cli import demo as cli_demo
-from fedsift.cli.main import app, main
+from fedsift.cli.entry import app, main
 from fedsift.flower import demo
 from fedsift.flower.local import LocalFederation, ProcessFailed
 from fedsift.runs import RunFolder

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.fx
 
-from fedsift.cli.main import main
+from fedsift.cli import main
 from fedsift.models import MODELS, build, default_model
 from fedsift.runs import RunConfig, federation_of
 from fedsift.vector import Layout

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from chromium import chromium, find_chromium
-from fedsift.cli.main import main
+from fedsift.cli import main
 from fedsift.errors import ConfigError
 from fedsift.report.charts import FigureBlock, View
 from fedsift.report.collect import Spread, arrange, find_runs, likely_target, read_run

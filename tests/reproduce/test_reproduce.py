@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedsift.cli.main import main
+from fedsift.cli import main
 from fedsift.data import DATASETS
 from fedsift.models import MODELS
 from fedsift.reproduce.experiments import EXPERIMENTS, Experiment, read_pinned
@@ -588,7 +588,7 @@ class Block:
             raise ModuleNotFoundError(name + " is not here", name=name)
 
 sys.meta_path.insert(0, Block())
-from fedsift.cli.main import main
+from fedsift.cli import main
 sys.exit(main({words!r}))
 """
 

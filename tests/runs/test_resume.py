@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import fedsift
 from fedsift.cli import progress
-from fedsift.cli.main import main
+from fedsift.cli import main
 from fedsift.errors import ConfigError
 from fedsift.federation.round import Federation
 from fedsift.runs import RunFolder, run

@@ -14,7 +14,7 @@ from torch import nn
 
 import fedsift
 from fedsift import data, models
-from fedsift.cli.main import main
+from fedsift.cli import main
 from fedsift.errors import ConfigError
 from fedsift.federation.round import Federation
 from fedsift.report.collect import read_run

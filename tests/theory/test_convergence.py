@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedsift.theory.convergence import (
     Bound,
-    Setting,
+    ConvergenceSetting,
     local_steps_threshold,
     nonconvex_bound,
     nonconvex_rate,
@@ -15,7 +15,7 @@ from fedsift.theory.convergence import (
     pl_rate,
 )
 
-PAPER = Setting(
+PAPER = ConvergenceSetting(
     d=21_840, local_steps=30, lr=1e-3, density=0.05, rho=10.0, grad_bound=1.0, sigma_l=2.0,
     sigma_g=0.5, batches=(64, 64, 10),
 )  # fmt: skip
@@ -26,7 +26,7 @@ def powers(low, high):
 
 
 settings = st.builds(
-    Setting,
+    ConvergenceSetting,
     d=st.integers(1, 10**7),
     local_steps=st.integers(1, 100),
     lr=powers(-6, 0),

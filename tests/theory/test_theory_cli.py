@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedsift.advise import calibration
-from fedsift.cli.main import main
+from fedsift.cli import main
 from fedsift.theory.deviation import deviation_coefficients
 
 

@@ -36,7 +36,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairwiseComparison:
     """Two candidates that differ in one setting: the best so far and its challenger."""
 
     name: str
@@ -53,7 +53,7 @@ class CoordinateSearch:
     max_rounds: int
     is_allowed: Callable[[Hyperparameters], bool] = lambda settings: True
     measured: dict[Hyperparameters, Measurement] = field(default_factory=dict)
-    comparisons: list[Comparison] = field(default_factory=list)
+    comparisons: list[PairwiseComparison] = field(default_factory=list)
 
     def measure(self, settings: Hyperparameters, limit: float = math.inf) -> float:
         """Return the Mibit to the accuracy; infinity if more than ``limit`` was sent before."""
@@ -100,7 +100,7 @@ class CoordinateSearch:
             limit = self.measure(best)
             if not self.is_allowed(challenger):
                 break
-            self.comparisons.append(Comparison(name, best, challenger))
+            self.comparisons.append(PairwiseComparison(name, best, challenger))
             if self.measure(challenger, limit) >= limit:
                 break
             best = challenger

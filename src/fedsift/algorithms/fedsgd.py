@@ -26,6 +26,7 @@ from fedsift.algorithms.method import (
 from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import LearningRate, LocalSteps
 from fedsift.codec.update import Parts, dense
+from fedsift.errors import explain_renamed
 from fedsift.vector import Moments
 
 
@@ -65,3 +66,6 @@ class SgdStep:
 def send_delta_w(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
     """Send every coordinate of ΔW."""
     return dense({"w": update.delta_w}), memory
+
+
+__getattr__ = explain_renamed(__name__)

@@ -15,7 +15,7 @@ from fedsift.cli.options import Json
 from fedsift.cli.terminal import number_table, out, plain_table
 
 if TYPE_CHECKING:
-    from fedsift.theory.convergence import Bound, Setting
+    from fedsift.theory.convergence import Bound, ConvergenceSetting
 
 
 def option(flag: str, text: str) -> Any:
@@ -53,10 +53,10 @@ def bounds(
 
     Example: `fedsift bounds --d 21840 --rho 110 --grad-bound 25 --eps 0.01`
     """
-    from fedsift.theory.convergence import Setting
+    from fedsift.theory.convergence import ConvergenceSetting
 
     with user_input():
-        setting = Setting(
+        setting = ConvergenceSetting(
             d, local_steps, lr, density, rho, grad_bound, sigma_l, sigma_g, (batch,), beta1, beta2,
             eps,
         )  # fmt: skip
@@ -68,7 +68,7 @@ def bounds(
             out.print(table)
 
 
-def all_bounds(setting: Setting, rounds: int, gap: float, mu: float) -> dict[str, Any]:
+def all_bounds(setting: ConvergenceSetting, rounds: int, gap: float, mu: float) -> dict[str, Any]:
     """Return every bound as plain values; the logarithm of zero is None."""
     from fedsift.theory.convergence import local_steps_threshold, nonconvex_bound, pl_bound
     from fedsift.theory.deviation import deviation_coefficients, trivial_log_bound

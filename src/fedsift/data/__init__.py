@@ -4,6 +4,7 @@ from fedsift.data.conversion import from_dataset, from_huggingface, split
 from fedsift.data.datasets import DATASETS, Dataset, digest_of, load, shape_of
 from fedsift.data.partition import dirichlet, documents, iid, partition_indices
 from fedsift.data.text import loss_of, sequence_cross_entropy
+from fedsift.errors import explain_renamed
 
 __all__ = [
     "DATASETS",
@@ -21,3 +22,5 @@ __all__ = [
     "shape_of",
     "split",
 ]
+
+__getattr__ = explain_renamed(__name__)

@@ -64,7 +64,7 @@ def pull_by_public_api(grid: Grid, id: str) -> Message | None:
 
 
 @dataclass
-class Download:
+class ReplyDownload:
     """A reply whose objects are downloaded one by one as they arrive."""
 
     root: str
@@ -83,7 +83,7 @@ class BoundedPull:
 
     grid: HttpGrid
     max_bytes: int
-    downloads: dict[str, Download] = field(default_factory=dict)
+    downloads: dict[str, ReplyDownload] = field(default_factory=dict)
 
     def __call__(self, id: str) -> Message | None:
         """Return the reply to the message of this id; see :data:`Pull`."""
@@ -102,7 +102,7 @@ class BoundedPull:
         replies = zip(found.messages_list, found.message_object_trees, strict=True)
         for reply, tree in replies:
             if reply.metadata.reply_to_message_id == id:
-                self.downloads[id] = Download(tree.object_id, self.object_ids(tree))
+                self.downloads[id] = ReplyDownload(tree.object_id, self.object_ids(tree))
         return id in self.downloads
 
     def object_ids(self, tree: ObjectTree) -> list[str]:
@@ -114,7 +114,7 @@ class BoundedPull:
         return list(dict.fromkeys(ids))
 
     def continue_download(self, id: str) -> Message | None:
-        """Download the objects that have arrived, and return the reply once it is complete."""
+        """ReplyDownload the objects that have arrived, and return the reply once it is complete."""
         download = self.downloads[id]
         try:
             if not self.download_available(download):
@@ -126,8 +126,8 @@ class BoundedPull:
         self.forget(id)
         return message
 
-    def download_available(self, download: Download) -> bool:
-        """Download objects until one has not arrived, and return whether all have."""
+    def download_available(self, download: ReplyDownload) -> bool:
+        """ReplyDownload objects until one has not arrived, and return whether all have."""
         while download.missing:
             content = self.pull_object(download.missing[-1])
             if content is None:
@@ -178,7 +178,7 @@ class BoundedPull:
             raise MalformedReply(f"its reply has an object of more than {self.max_bytes} bytes")
 
 
-def decode_reply(download: Download, max_bytes: int) -> Message:
+def decode_reply(download: ReplyDownload, max_bytes: int) -> Message:
     """Return the message in a complete download, or raise :class:`MalformedReply`."""
     try:
         check_sizes(download.contents, max_bytes)

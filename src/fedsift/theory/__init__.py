@@ -1,9 +1,10 @@
 """The paper's theory as functions: its bounds, and how they compare with measurements."""
 
+from fedsift.errors import explain_renamed
 from fedsift.theory.constants import Constants, Estimate, estimate_constants, top_curvature
 from fedsift.theory.convergence import (
     Bound,
-    Setting,
+    ConvergenceSetting,
     local_steps_threshold,
     nonconvex_bound,
     nonconvex_rate,
@@ -33,6 +34,7 @@ __all__ = [
     "BestMask",
     "Bound",
     "Constants",
+    "ConvergenceSetting",
     "DeviationCoefficients",
     "Estimate",
     "GradientNoise",
@@ -40,7 +42,6 @@ __all__ = [
     "Order",
     "Recurrence",
     "RoundComparison",
-    "Setting",
     "Sparsification",
     "best_mask",
     "beta2_limit",
@@ -61,3 +62,5 @@ __all__ = [
     "top_curvature",
     "trivial_log_bound",
 ]
+
+__getattr__ = explain_renamed(__name__)

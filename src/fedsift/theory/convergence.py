@@ -19,10 +19,10 @@ from fedsift.theory.validation import check_constants
 
 
 @dataclass(frozen=True)
-class Setting:
+class ConvergenceSetting:
     """The constants of the convergence bounds; ``batches`` has the mini-batch size |D̃ₙ| per client.
 
-    >>> Setting(d=10, local_steps=0, lr=1e-3, density=0.05, rho=1.0, grad_bound=1.0)
+    >>> ConvergenceSetting(d=10, local_steps=0, lr=1e-3, density=0.05, rho=1.0, grad_bound=1.0)
     Traceback (most recent call last):
     ...
     ValueError: local_steps must be a whole number of at least 1, got 0
@@ -132,13 +132,16 @@ class Bound:
         return self.total >= self.trivial or self.total < 0
 
 
-def nonconvex_bound(setting: Setting, *, rounds: int, gap: float, printed: bool = False) -> Bound:
+def nonconvex_bound(
+    setting: ConvergenceSetting, *, rounds: int, gap: float, printed: bool = False
+) -> Bound:
     """Return Theorem 2's bound on (1/T) Σ E‖∇F(W^t)‖², with gap = F(W⁰) − F(W^T).
 
     It is 2 gap/(ηT) + (ηρ + 6(1 − α)) G²dL²/ε + 6G²d (A + η²ρ²L²/(3ε)) + 6 noise, where A is
-    :attr:`Setting.adam_gap`.
+    :attr:`ConvergenceSetting.adam_gap`.
 
-    >>> s = Setting(d=21_840, local_steps=30, lr=1e-3, density=0.05, rho=10.0, grad_bound=1.0)
+    >>> s = ConvergenceSetting(d=21_840, local_steps=30, lr=1e-3, density=0.05,
+    ...                        rho=10.0, grad_bound=1.0)
     >>> bound = nonconvex_bound(s, rounds=100, gap=2.3)
     >>> bound.vacuous, bound.floor > bound.trivial
     (True, True)
@@ -158,13 +161,14 @@ def nonconvex_bound(setting: Setting, *, rounds: int, gap: float, printed: bool 
 
 
 def pl_bound(
-    setting: Setting, *, rounds: int, gap: float, mu: float, printed: bool = False
+    setting: ConvergenceSetting, *, rounds: int, gap: float, mu: float, printed: bool = False
 ) -> Bound:
     """Return Theorem 3's bound on E F(W^T) − F(w*) under the PŁ condition, gap = F(W⁰) − F(w*).
 
     It is (1 − ημ)^T gap plus 1/(2μ) times all parts of Theorem 2 except the first.
 
-    >>> s = Setting(d=10, local_steps=5, lr=1e-3, density=0.5, rho=1.0, grad_bound=1.0, eps=1.0)
+    >>> s = ConvergenceSetting(d=10, local_steps=5, lr=1e-3, density=0.5, rho=1.0,
+    ...                        grad_bound=1.0, eps=1.0)
     >>> round(pl_bound(s, rounds=5000, gap=1.0, mu=1.0).initial, 4)
     0.0067
     """
@@ -180,13 +184,18 @@ def pl_bound(
 
 
 def nonconvex_rate(
-    setting: Setting, *, rounds: int, gap: float, scale: float = 1.0, printed: bool = False
+    setting: ConvergenceSetting,
+    *,
+    rounds: int,
+    gap: float,
+    scale: float = 1.0,
+    printed: bool = False,
 ) -> tuple[float, Bound]:
     """Return Proposition 2's η = scale/(L²√T), and Theorem 2's bound at this η.
 
     Only ``initial`` and ``smoothness`` decrease as 1/√T; the printed proposition omits the floor.
 
-    >>> s = Setting(d=10, local_steps=5, lr=1.0, density=1.0, rho=1.0, grad_bound=1.0)
+    >>> s = ConvergenceSetting(d=10, local_steps=5, lr=1.0, density=1.0, rho=1.0, grad_bound=1.0)
     >>> lr, bound = nonconvex_rate(s, rounds=10_000, gap=1.0)
     >>> lr, round(bound.initial, 9)  # 2 gap L²/√T
     (0.0004, 0.5)
@@ -197,7 +206,7 @@ def nonconvex_rate(
 
 
 def pl_rate(
-    setting: Setting,
+    setting: ConvergenceSetting,
     *,
     rounds: int,
     gap: float,
@@ -209,7 +218,7 @@ def pl_rate(
 
     (1 − ημ)^T is then about T^(−μ·scale/L²): at most 1/T only if scale ≥ L²/μ, the default.
 
-    >>> s = Setting(d=10, local_steps=5, lr=1.0, density=1.0, rho=1.0, grad_bound=1.0)
+    >>> s = ConvergenceSetting(d=10, local_steps=5, lr=1.0, density=1.0, rho=1.0, grad_bound=1.0)
     >>> round(10_000 * pl_rate(s, rounds=10_000, gap=1.0, mu=0.5)[1].initial, 1)
     1.0
     """
