@@ -1,8 +1,7 @@
-"""Set up doctests, interpret Triton kernels without a GPU, and start slow tests first."""
+"""Set up doctests, interpret Triton kernels without a GPU, and choose which tests run first."""
 
 import os
 from importlib.util import find_spec
-from itertools import islice
 from typing import Any
 from zlib import crc32
 
@@ -28,8 +27,7 @@ def _imports(doctest_namespace: dict[str, Any]) -> None:
 
 
 SLOW = (
-    "tests/flower/test_deployment.py",
-    "tests/flower/test_demo.py",
+    "tests/flower/test_de",
     "tests/engine/test_torchrun.py",
     "tests/runs/test_resume.py",
     "tests/reproduce/",
@@ -49,28 +47,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let every worker start with its share of the slow tests; keep a tenth if asked to."""
+    """Start with the federations of real processes, one at a time; keep a tenth if asked to."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/flower/test_de"))
     if config.getoption("--quick"):
         config.hook.pytest_deselected(items=[x for x in items if not is_quick(x.nodeid)])
         items[:] = [item for item in items if is_quick(item.nodeid)]
-    else:
-        items[:] = slow_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))
-
-
-def slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Order tests so that each worker's part begins with its share of the slow ones."""
-    slow = sorted((x for x in items if x.nodeid.startswith(SLOW)), key=rank)
-    fast = iter([x for x in items if not x.nodeid.startswith(SLOW)])
-    ordered: list[pytest.Item] = []
-    for worker in range(workers):
-        ordered += slow[worker::workers]
-        ordered += islice(fast, max(0, len(items) * (worker + 1) // workers - len(ordered)))
-    return [*ordered, *fast]
-
-
-def rank(item: pytest.Item) -> int:
-    """The place of a slow test's file in SLOW."""
-    return next(n for n, name in enumerate(SLOW) if item.nodeid.startswith(name))
 
 
 def is_quick(test: str) -> bool:
