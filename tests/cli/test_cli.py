@@ -693,7 +693,7 @@ def test_a_run_cannot_be_made_shorter_than_it_is(quick_run, here, capsys):
     folder = shutil.copytree(quick_run, here / "shorter")
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace("rounds = 3", "rounds = 2"))
-    refused(["resume", "shorter"], capsys, "asks for 2 rounds, but 3 are finished")
+    refused(["resume", "shorter"], capsys, "sets rounds to 2, but 3 are finished")
 
 
 def test_a_comparison_does_not_go_into_the_folder_of_a_run(quick_run, here, capsys):

@@ -200,7 +200,7 @@ def test_a_missing_folder_is_refused_in_one_line(tmp_path, capsys):
     assert main(["report", str(tmp_path / "none")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "there is no run in it" in said
+    assert "it contains no run" in said
 
 
 def test_a_broken_summary_is_named(runs, tmp_path):
