@@ -42,7 +42,7 @@ def parts_of(update):
         (lambda context, update, memory: (update.end.w, {}), r"made by sparse\(\) or dense\(\)"),
         (
             lambda context, update, memory: (parts_of(update), {"rest": update.end.w}),
-            "send returned the memory rest, but the method declares: nothing",
+            "send returned memory named rest; the method declares nothing",
         ),
     ],
 )
@@ -53,7 +53,7 @@ def test_what_send_returns_is_checked(send, said):
 
 def test_a_declared_memory_must_be_kept():
     with pytest.raises(
-        ValueError, match="send returned the memory nothing, but the method declares: rest"
+        ValueError, match="send returned memory named nothing; the method declares rest"
     ):
         train(lambda context, update, memory: (parts_of(update), {}), client_memory=("rest",))
 
