@@ -69,7 +69,7 @@ class Page:
         Path(path).write_bytes(base64.b64decode(said["data"]))
 
     def complaints(self):
-        """Errors and warnings on the console, and exceptions that nobody caught."""
+        """Errors and warnings on the console, and uncaught exceptions."""
         logged = [e["params"]["entry"]["text"] for e in self._all("Log.entryAdded")]
         thrown = [
             e["params"]["exceptionDetails"]["text"] for e in self._all("Runtime.exceptionThrown")

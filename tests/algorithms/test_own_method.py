@@ -1,4 +1,4 @@
-"""Slips in a method of one's own are told in words that name them."""
+"""Mistakes in a custom method give errors that name them."""
 
 import pytest
 from torch.nn.functional import mse_loss
@@ -73,6 +73,6 @@ def test_a_built_in_method_keeps_its_name():
     assert METHODS["sift"].make is algorithms.sift.__wrapped__
 
 
-def test_a_method_of_one_s_own_may_be_defined_again():
+def test_a_custom_method_may_be_redefined():
     for _ in range(2):
         train(lambda context, update, memory: (parts_of(update), {}))

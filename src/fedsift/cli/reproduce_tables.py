@@ -58,7 +58,7 @@ def traffic_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
     """Return the measured traffic to the task's target and, in a second row, to FedAdam's best."""
     table = plain_table(
         f"{title}: MB per client to {100 * lines[0]['target']['accuracy']:.1f} %\n"
-        "and, below, to FedAdam's best; ratio: times less than FedAdam-SSM in the paper's format"
+        "and, below, to FedAdam's best; ratio: reduction vs FedAdam-SSM in the paper's format"
     )
     add_columns(table, TRAFFIC)
     for line in lines:

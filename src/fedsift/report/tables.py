@@ -61,7 +61,7 @@ def percent_of(key: str) -> Callable[[ReportedRun], float | None]:
 
 
 def fewer_than_dense(run: ReportedRun) -> float | None:
-    """Return how many times fewer bytes a run sent than dense FedAdam in as many rounds."""
+    """Return how many times fewer bytes a run sent than dense FedAdam in the same rounds."""
     dense, sent = run.dense_bytes(len(run.history)), run.summary.get("uplink_bytes")
     return dense / sent if dense and sent else None
 
