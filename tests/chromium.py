@@ -47,7 +47,7 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def value(self, expression):
-        """What a JavaScript expression gives; what it throws is raised here."""
+        """Return the value of a JavaScript expression; raise its exceptions."""
         said = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )

@@ -1,4 +1,4 @@
-"""The command line: what a run leaves behind, what is refused, and how a run ends."""
+"""The command line: the files of a run, refused input, and exit codes."""
 
 import errno
 import json
@@ -61,7 +61,7 @@ def here(tmp_path, monkeypatch):
 
 
 def start(*words, **options):
-    """The command in a process of its own, with the code that is tested here."""
+    """Run the command in its own process, with the code under test."""
     source = Path(fedsift.__file__).parents[1]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(source)}
     return subprocess.Popen([sys.executable, "-m", "fedsift", *words], env=env, **options)
@@ -551,7 +551,7 @@ def test_a_bad_flag_is_refused_and_nothing_is_written(words, phrases, here, caps
 
 
 BAD_CONFIGS = {
-    "a key spelt in two odd ways": ('"min-clients_" = 1\n"min_clients-" = 2', ["one key"]),
+    "a key spelt in two odd ways": ('"min-clients_" = 1\n"min_clients-" = 2', ["the same key"]),
     "invalid TOML": ("rounds = = 3", ["a.toml", "line 1"]),
     "not even text": (b"\xff\xfe\x00", ["a.toml"]),
     "unknown key": ("round = 3", ["'round'", "rounds", "density"]),
@@ -573,7 +573,7 @@ BAD_CONFIGS = {
     "a number for a folder": ("out = 5", ["out must be a string", "5"]),
     "a number for the data folder": ("data-dir = 5", ["data-dir must be a string"]),
     "an empty folder name": ('out = ""', ["empty"]),
-    "a key in both spellings": ("local_steps = 1\nlocal-steps = 2", ["'local_steps'", "one key"]),
+    "a key in both spellings": ("local_steps = 1\nlocal-steps = 2", ["'local_steps'", "the same key"]),
 }
 
 

@@ -1,4 +1,4 @@
-"""The layers that run all clients at once, against torch's own on one client after another.
+"""The layers that run all clients at once, compared with PyTorch's on one client at a time.
 
 Where there is no GPU, Triton interprets the kernels: slow, but the same code.
 """

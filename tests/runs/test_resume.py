@@ -53,7 +53,7 @@ def uninterrupted(tmp_path_factory):
 
 
 def start(*words):
-    """The command in a process of its own, with the code that is tested here."""
+    """Run the command in its own process, with the code under test."""
     source = Path(fedsift.__file__).parents[1]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(source)}
     return subprocess.Popen(

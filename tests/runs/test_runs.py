@@ -1,4 +1,4 @@
-"""The run folder: what is kept, what is noticed to be broken, and that a seed says it all."""
+"""The run folder: its files, the detection of damage, and reproducibility from the seed."""
 
 import json
 import os
