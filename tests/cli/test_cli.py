@@ -573,7 +573,7 @@ BAD_CONFIGS = {
     "a number for a folder": ("out = 5", ["out must be a string", "5"]),
     "a number for the data folder": ("data-dir = 5", ["data-dir must be a string"]),
     "an empty folder name": ('out = ""', ["empty"]),
-    "a key in both spellings": ("local_steps = 1\nlocal-steps = 2", ["'local_steps'", "the same key"]),
+    "a key in both spellings": ("local_steps = 1\nlocal-steps = 2", ["'local_steps'", "same key"]),
 }
 
 
