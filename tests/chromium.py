@@ -47,7 +47,7 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def value(self, expression):
-        """What a JavaScript expression gives; what it throws is raised here."""
+        """Return the value of a JavaScript expression; raise its exceptions."""
         said = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -69,7 +69,7 @@ class Page:
         Path(path).write_bytes(base64.b64decode(said["data"]))
 
     def complaints(self):
-        """Errors and warnings on the console, and exceptions that nobody caught."""
+        """Errors and warnings on the console, and uncaught exceptions."""
         logged = [e["params"]["entry"]["text"] for e in self._all("Log.entryAdded")]
         thrown = [
             e["params"]["exceptionDetails"]["text"] for e in self._all("Runtime.exceptionThrown")

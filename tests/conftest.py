@@ -18,7 +18,7 @@ hypothesis.settings.load_profile("fedsift")
 
 @pytest.fixture
 def fresh_kernels(tmp_path, monkeypatch):
-    """C that is compiled anew, and forgotten afterwards."""
+    """Recompile the C kernels for one test, and unload them afterwards."""
     monkeypatch.setenv("HOME", str(tmp_path))
     native.load.cache_clear()
     yield

@@ -1,4 +1,4 @@
-"""A process whose clients train for ever, until Ctrl-C; then it plays the round anew."""
+"""A process whose clients train until Ctrl-C; then it repeats the round."""
 
 import os
 import sys

@@ -77,7 +77,7 @@ def test_the_site_builds_without_a_warning(site):
     assert (site / "search" / "search_index.json").exists()
 
 
-def test_the_site_asks_nothing_of_the_network(site):
+def test_the_site_loads_nothing_from_the_network(site):
     loads = re.compile(
         r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=\"?((?:https?:)?//[^\"\s>]+)"
     )
@@ -258,6 +258,6 @@ def test_formulas_become_mathml(site):
 
 
 @pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md"], ids=name_of)
-def test_links_lead_somewhere(page):
+def test_links_have_existing_targets(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target

@@ -102,7 +102,7 @@ def environment() -> dict[str, str]:
 
 
 def write(name: str, content: dict[str, object]) -> None:
-    """Write a result beside the others, with what it depends on."""
+    """Write a result next to the others, with the environment."""
     path = HERE / "results" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({**content, "environment": environment()}, indent=2) + "\n")

@@ -25,7 +25,7 @@ class WorkerDied(RuntimeError):
 
 
 def require_choice(kind: str, name: str, choices: Collection[str]) -> None:
-    """Raise ConfigError unless a name is one of the choices; suggest the one that was meant.
+    """Raise ConfigError unless a name is one of the choices; suggest the most similar one.
 
     >>> require_choice("model", "cn", ["cnn", "vgg11"])
     Traceback (most recent call last):
@@ -59,11 +59,11 @@ RENAMED = {
     "fedsift.theory.visited_noise": "fedsift.theory.gradient_noise",
     "fedsift.theory.watch": "fedsift.theory.compare_with_centralized",
 }
-"""Modules and functions under the names that earlier documentation used, and their new names."""
+"""Earlier names of modules and functions, and their new names."""
 
 
 def explain_renamed(module: str) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a module, which tells the new name of a renamed function."""
+    """Return a module's ``__getattr__``, whose error gives the new name of a renamed function."""
 
     def missing(name: str) -> NoReturn:
         old = f"{module}.{name}"
@@ -75,7 +75,7 @@ def explain_renamed(module: str) -> Callable[[str], Any]:
 
 
 class RenamedModules(MetaPathFinder):
-    """Tells the new name of a renamed module when an import does not find it."""
+    """An import hook whose error gives the new name of a renamed module."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> None:
         """Raise ModuleNotFoundError if the module was renamed."""

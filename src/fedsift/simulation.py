@@ -147,7 +147,7 @@ def simulate(
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of :func:`simulate` that say how it runs."""
+    """The arguments of :func:`simulate` that control how it runs."""
 
     batch_size: int | None
     participation: float
@@ -213,7 +213,7 @@ def prepare(
 def check_clients(clients: Sequence[Data], test: Data | None) -> None:
     """Check that every client's data, and the test set, is a pair of tensors of equal length."""
     if not clients:
-        raise ValueError("there are no clients: pass at least one pair (x, y)")
+        raise ValueError("clients is empty: pass at least one pair (x, y)")
     for n, pair in enumerate(clients):
         _check_data(f"client {n}", pair)
     if test is not None:
@@ -228,7 +228,7 @@ def engine_for(task: Task, algorithm: Algorithm, precision: str) -> Engine:
 
 
 def initial_snapshot(federation: Federation, path: Path | None = None) -> Snapshot:
-    """Return the snapshot before round 1. Large client memories get a file (unnamed by default)."""
+    """Return the snapshot before round 1. Large client memories go to a file (default: unnamed)."""
     start = federation.initial_snapshot()
     if not federation.needs_memory_file:
         return start
@@ -289,10 +289,10 @@ def chosen_device(device: str | torch.device) -> str | torch.device:
     """Return the device to train on; ``auto`` selects CUDA if it is available."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    asked = torch.device(device)
-    if asked.type == "cuda" and asked.index not in (None, torch.cuda.current_device()):
+    requested = torch.device(device)
+    if requested.type == "cuda" and requested.index not in (None, torch.cuda.current_device()):
         raise ValueError(
-            f"{asked} is not the current GPU: call torch.cuda.set_device({asked.index}), "
+            f"{requested} is not the current GPU: call torch.cuda.set_device({requested.index}), "
             "and pass device='cuda'"
         )
     return device

@@ -1,4 +1,4 @@
-"""What is trained, apart from how: a model, a loss, and the clients' data."""
+"""The learning task: a model, a loss, and the clients' data."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class RemoteClients(Sequence[Data]):
         return self.number
 
     def __getitem__(self, client: int) -> Data:  # type: ignore[override]
-        """Return the data of a client that is on this machine."""
+        """Return a client's data, which must be on this machine."""
         return self.local[client]
 
 
 @dataclass(frozen=True)
 class Task:
-    """A model, a loss and the clients' data: what is trained, apart from how."""
+    """A model, a loss and the clients' data, independent of the method that trains it."""
 
     model: nn.Module
     loss: Loss

@@ -1,4 +1,4 @@
-"""Slips in a method of one's own are told in words that name them."""
+"""Mistakes in a custom method give errors that name them."""
 
 import pytest
 from torch.nn.functional import mse_loss
@@ -42,7 +42,7 @@ def parts_of(update):
         (lambda context, update, memory: (update.end.w, {}), r"made by sparse\(\) or dense\(\)"),
         (
             lambda context, update, memory: (parts_of(update), {"rest": update.end.w}),
-            "send returned the memory rest, but the method declares: nothing",
+            "send returned memory named rest; the method declares nothing",
         ),
     ],
 )
@@ -53,7 +53,7 @@ def test_what_send_returns_is_checked(send, said):
 
 def test_a_declared_memory_must_be_kept():
     with pytest.raises(
-        ValueError, match="send returned the memory nothing, but the method declares: rest"
+        ValueError, match="send returned memory named nothing; the method declares rest"
     ):
         train(lambda context, update, memory: (parts_of(update), {}), client_memory=("rest",))
 
@@ -73,6 +73,6 @@ def test_a_built_in_method_keeps_its_name():
     assert METHODS["sift"].make is algorithms.sift.__wrapped__
 
 
-def test_a_method_of_one_s_own_may_be_defined_again():
+def test_a_custom_method_may_be_redefined():
     for _ in range(2):
         train(lambda context, update, memory: (parts_of(update), {}))

@@ -27,7 +27,7 @@ def played(federation, snapshot, rounds):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_residuals_that_are_lost_do_not_hurt_for_long(seed):
+def test_training_recovers_from_lost_residuals(seed):
     problem = ridge(seed, clients=8, d=60, dtype=torch.float32)
     federation = prepare(
         problem.model, problem.clients, None, algorithms.sift(**SETTINGS), Options(batch_size=None,
@@ -40,14 +40,14 @@ def test_residuals_that_are_lost_do_not_hurt_for_long(seed):
     forgetful = replace(before, client_memory=InMemory(remembered))  # the others begin with zeros
     whole, broken = (played(federation, each, 12) for each in (before, forgetful))
     assert not torch.equal(whole.state.w, broken.state.w)
-    # Twelve rounds later both have come the same way down.
+    # Twelve rounds later, both have reduced the loss equally.
     start, without, with_loss = (loss(problem, x.state.w) for x in (before, whole, broken))
     assert without < start / 2
     assert with_loss < start / 2
     assert with_loss < without + 0.1 * start
 
 
-def test_clients_that_come_and_go_learn_too():
+def test_training_works_with_partial_participation_and_dropout():
     problem = ridge(0, clients=8, d=60, dtype=torch.float32)
     options = {"batch_size": None, "loss": mse_loss, "algorithm": algorithms.sift(**SETTINGS)}
     first = loss(problem, problem.w0)

@@ -1,4 +1,4 @@
-"""The command line: what a run leaves behind, what is refused, and how a run ends."""
+"""The command line: the files of a run, refused input, and exit codes."""
 
 import errno
 import json
@@ -61,7 +61,7 @@ def here(tmp_path, monkeypatch):
 
 
 def start(*words, **options):
-    """The command in a process of its own, with the code that is tested here."""
+    """Run the command in its own process, with the code under test."""
     source = Path(fedsift.__file__).parents[1]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(source)}
     return subprocess.Popen([sys.executable, "-m", "fedsift", *words], env=env, **options)
@@ -176,7 +176,7 @@ def quick_run(tmp_path_factory):
     return folder
 
 
-def test_a_run_leaves_its_files_and_nothing_half_written(quick_run):
+def test_a_run_leaves_only_complete_files(quick_run):
     assert {path.name for path in quick_run.iterdir()} == {
         ".lock",
         "config.toml",
@@ -190,7 +190,7 @@ def test_a_run_leaves_its_files_and_nothing_half_written(quick_run):
     }
 
 
-def test_the_summary_has_every_key_of_the_contract(quick_run):
+def test_the_summary_has_every_documented_key(quick_run):
     summary = summary_of(quick_run)
     metrics = metrics_of(quick_run)
     assert set(summary) >= SUMMARY
@@ -201,11 +201,11 @@ def test_the_summary_has_every_key_of_the_contract(quick_run):
     assert all(summary[key] == metrics[-1][key] for key in totals)
 
 
-def test_every_file_may_be_read_by_whom_the_umask_lets(quick_run):
+def test_files_have_the_permissions_of_the_umask(quick_run):
     assert len({path.stat().st_mode for path in quick_run.iterdir()}) == 1
 
 
-def test_the_metrics_have_one_object_a_round_with_every_key_of_the_contract(quick_run):
+def test_metrics_have_one_object_per_round_with_every_documented_key(quick_run):
     metrics = metrics_of(quick_run)
     assert [r["round"] for r in metrics] == [1, 2, 3]
     assert all(set(r) >= METRICS for r in metrics)
@@ -229,7 +229,7 @@ def test_the_report_shows_the_run_and_needs_no_network(quick_run):
     assert 'src="http' not in page
 
 
-def test_a_runs_config_makes_the_same_run_again(quick_run, here):
+def test_a_runs_config_reproduces_the_run(quick_run, here):
     assert main(["run", "--config", str(quick_run / "config.toml"), "--out", "other"]) == 0
     again = here / "other"
     assert without_seconds(metrics_of(again)) == without_seconds(metrics_of(quick_run))
@@ -252,9 +252,7 @@ def test_the_closing_table_and_the_path_of_the_report_are_printed(here, capsys):
     assert said.splitlines()[-1] == f"report: {Path('out/report.html')}"
 
 
-def test_rejected_updates_are_told_and_a_round_without_any_other_is_warned_of(
-    here, capsys, monkeypatch
-):
+def test_rejected_updates_are_printed_and_an_empty_round_gives_a_warning(here, capsys, monkeypatch):
     def refuse(*_):
         raise FrameError("not in order")
 
@@ -290,7 +288,7 @@ def test_dense_fedadam_sends_three_floats_per_parameter_and_round(here):
     assert summary["uplink_bits_paper"] == 8 * dense
 
 
-def test_a_path_with_brackets_is_said_as_it_is(here, capsys):
+def test_a_path_with_brackets_is_printed_unchanged(here, capsys):
     assert main(["run", *QUICK, "--rounds", "1", "--out", "lr[small]"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"report: {Path('lr[small]/report.html')}"
     assert (here / "lr[small]" / "report.html").exists()
@@ -302,7 +300,7 @@ def test_two_runs_without_out_get_a_folder_each(here):
     assert len(list((here / "runs").iterdir())) == 2
 
 
-def test_a_flag_wins_over_the_config_file_which_wins_over_the_default(here):
+def test_flags_override_the_config_file_which_overrides_the_defaults(here):
     (here / "a.toml").write_text("clients = 3\nrounds = 2\nlr = 0.01\nseed = 7\nlocal_steps = 1\n")
     words = ["--config", "a.toml", "--rounds", "1", "--lr", "0.02", "--out", "out"]
     assert main(["run", *words]) == 0
@@ -342,7 +340,7 @@ def test_batch_size_0_takes_the_whole_local_set(here):
     assert without_seconds(whole) == without_seconds(large)
 
 
-def test_help_names_every_flag_of_the_contract(capsys, monkeypatch):
+def test_help_lists_every_documented_flag(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["run", "--help"]) == 0
     said = capsys.readouterr()
@@ -366,7 +364,7 @@ def test_tables_have_few_lines_and_fit_a_terminal(words, capsys, monkeypatch):
     assert max(map(len, said.splitlines())) <= 80
 
 
-def test_the_bare_command_shows_its_help_and_complains_of_nothing(capsys):
+def test_the_bare_command_shows_its_help_without_an_error(capsys):
     main([])
     said = capsys.readouterr()
     assert all(command in said.out for command in ("run", "resume", "compare"))
@@ -553,7 +551,7 @@ def test_a_bad_flag_is_refused_and_nothing_is_written(words, phrases, here, caps
 
 
 BAD_CONFIGS = {
-    "a key spelt in two odd ways": ('"min-clients_" = 1\n"min_clients-" = 2', ["one key"]),
+    "a key spelt in two odd ways": ('"min-clients_" = 1\n"min_clients-" = 2', ["the same key"]),
     "invalid TOML": ("rounds = = 3", ["a.toml", "line 1"]),
     "not even text": (b"\xff\xfe\x00", ["a.toml"]),
     "unknown key": ("round = 3", ["'round'", "rounds", "density"]),
@@ -575,7 +573,7 @@ BAD_CONFIGS = {
     "a number for a folder": ("out = 5", ["out must be a string", "5"]),
     "a number for the data folder": ("data-dir = 5", ["data-dir must be a string"]),
     "an empty folder name": ('out = ""', ["empty"]),
-    "a key in both spellings": ("local_steps = 1\nlocal-steps = 2", ["'local_steps'", "one key"]),
+    "a key in both spellings": ("local_steps = 1\nlocal-steps = 2", ["'local_steps'", "same key"]),
 }
 
 
@@ -587,7 +585,7 @@ def test_a_bad_config_file_is_refused_and_nothing_is_written(text, phrases, here
     assert [path.name for path in here.iterdir()] == ["a.toml"]
 
 
-def test_a_dataset_whose_files_are_not_there_is_refused(here, capsys, monkeypatch):
+def test_a_dataset_with_missing_files_is_refused(here, capsys, monkeypatch):
     monkeypatch.setenv("FEDSIFT_DATA", str(here / "data"))
     refused(["run", "--dataset", "cifar-10"], capsys, str(here / "data"), "FEDSIFT_DATA")
 
@@ -618,13 +616,13 @@ def test_the_data_folder_can_be_given_on_the_command_line(how, here, capsys, mon
     refused(words[how], capsys, "there is no there/cifar-10-batches-bin")
 
 
-def test_a_file_is_no_folder_for_a_run(here, capsys):
+def test_a_file_cannot_be_the_folder_of_a_run(here, capsys):
     (here / "a.txt").touch()
     words = ["run", "--clients", "3", "--rounds", "1", "--out", "a.txt"]
     refused(words, capsys, "a.txt is a file; name a folder")
 
 
-def test_a_folder_that_holds_another_run_is_refused_and_kept_as_it_is(quick_run, here, capsys):
+def test_a_folder_that_holds_another_run_is_refused_and_left_unchanged(quick_run, here, capsys):
     before = files_under(quick_run)
     words = ["run", *QUICK, "--out", str(quick_run)]
     refused(words, capsys, str(quick_run), "fedsift resume", "--out")
@@ -641,13 +639,13 @@ def test_a_folder_with_a_checkpoint_but_no_config_is_not_taken_for_a_new_one(
 
 
 @pytest.mark.parametrize("out", ["file", "file/below"])
-def test_a_file_where_the_folder_should_be_is_refused(out, here, capsys):
+def test_a_file_in_place_of_the_folder_is_refused(out, here, capsys):
     (here / "file").write_text("mine")
     refused(["run", *QUICK, "--out", out], capsys, str(Path(out)))
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="has no /proc")
-def test_a_folder_in_which_nothing_can_be_written_is_refused(here, capsys):
+def test_an_unwritable_folder_is_refused(here, capsys):
     refused(["run", *QUICK, "--out", "/proc/self"], capsys, "/proc/self")
 
 
@@ -675,7 +673,7 @@ def images():
 
 
 @pytest.mark.parametrize("function", ["five", "pair", "images"])
-def test_an_own_model_whose_output_is_not_for_the_labels_is_refused(
+def test_a_user_model_whose_output_does_not_fit_the_labels_is_refused(
     function, here, capsys, monkeypatch
 ):
     name = f"own_{function}"  # a module is imported once
@@ -689,20 +687,20 @@ def test_an_own_model_whose_output_is_not_for_the_labels_is_refused(
         sys.dont_write_bytecode = before
 
 
-def test_a_run_cannot_be_made_shorter_than_it_is(quick_run, here, capsys):
+def test_a_run_cannot_be_shortened(quick_run, here, capsys):
     folder = shutil.copytree(quick_run, here / "shorter")
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace("rounds = 3", "rounds = 2"))
-    refused(["resume", "shorter"], capsys, "asks for 2 rounds, but 3 are finished")
+    refused(["resume", "shorter"], capsys, "sets rounds to 2, but 3 are finished")
 
 
-def test_a_comparison_does_not_go_into_the_folder_of_a_run(quick_run, here, capsys):
+def test_a_comparison_refuses_the_folder_of_a_run(quick_run, here, capsys):
     shutil.copytree(quick_run, here / "taken")
     words = ["compare", "--algorithms", "fedadam", "--target", "0.5", *QUICK, "--out", "taken"]
     refused(words, capsys, "taken already holds a run")
 
 
-def test_what_continues_a_run_can_be_copied_to_a_shell(here):
+def test_the_resume_command_can_be_pasted_into_a_shell(here):
     assert RunFolder(here / "two words").resume_command == f"fedsift resume '{here}/two words'"
 
 
@@ -720,7 +718,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(("file", "text", "works"), DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_file_is_named_or_left_out(file, text, works, quick_run, here, capsys):
+def test_a_damaged_file_is_reported_or_omitted(file, text, works, quick_run, here, capsys):
     folder = shutil.copytree(quick_run, here / "runs" / "damaged")
     (folder / file).write_text(text)
     words = ["report", "runs/damaged", "-o", "report.html"]
@@ -731,14 +729,14 @@ def test_a_damaged_file_is_named_or_left_out(file, text, works, quick_run, here,
 
 
 @pytest.mark.parametrize("place", ["folder", "/dev/null"])
-def test_a_report_replaces_nothing_but_a_file(place, quick_run, here, capsys):
+def test_a_report_replaces_only_regular_files(place, quick_run, here, capsys):
     (here / "folder").mkdir()
     assert main(["report", str(quick_run), "-o", place]) == 1
     assert "is not a regular file" in capsys.readouterr().err
     assert files_under(here) == {}
 
 
-def test_a_disk_that_is_full_keeps_no_half_of_a_file(here, monkeypatch):
+def test_a_full_disk_leaves_no_partial_file(here, monkeypatch):
     def full(path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -748,7 +746,7 @@ def test_a_disk_that_is_full_keeps_no_half_of_a_file(here, monkeypatch):
     assert list(here.iterdir()) == []
 
 
-def test_a_report_that_finds_no_room_is_made_later(here, capsys, monkeypatch):
+def test_a_report_that_does_not_fit_on_the_disk_can_be_written_later(here, capsys, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -759,7 +757,7 @@ def test_a_report_that_finds_no_room_is_made_later(here, capsys, monkeypatch):
     assert (here / "out" / "summary.json").exists()
 
 
-def test_1_and_1_0_are_one_setting(here):
+def test_1_and_1_0_are_the_same_setting(here):
     whole, real = ({"algorithm": "fedsgd", "lr": x, "participation": x} for x in (1, 1.0))
     ours, theirs = (RunConfig.from_values(values).toml() for values in (whole, real))
     assert ours == theirs
@@ -781,7 +779,7 @@ def test_tensorboard_that_is_not_installed_is_refused(here, capsys, monkeypatch)
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="has no /proc")
-def test_a_report_that_cannot_be_written_speaks_of_no_run_to_go_on_with(quick_run, capsys):
+def test_an_unwritable_report_does_not_suggest_resuming_the_run(quick_run, capsys):
     assert main(["report", str(quick_run), "-o", "/proc/x/report.html"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "/proc/x" in line
@@ -816,7 +814,7 @@ def test_a_run_that_diverges_ends_a_real_process_with_3_and_keeps_the_last_good_
     assert not (tmp_path / "out" / "summary.json").exists()
 
 
-def test_resume_of_a_run_that_diverged_says_so_again(here, capsys):
+def test_resuming_a_diverged_run_reports_the_divergence_again(here, capsys):
     words = ["--algorithm", "fedsgd", *QUICK, "--lr", "1e30", "--out", "out"]
     assert main(["run", *words]) == 3
     before = files_under(here / "out")
@@ -833,7 +831,7 @@ def test_every_algorithm_that_diverges_ends_with_3_and_names_the_round(algorithm
     assert "diverged in round" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_run_that_diverges_in_round_1_promises_no_checkpoint_that_is_not_there(here, capsys):
+def test_a_run_that_diverges_in_round_1_mentions_no_checkpoint(here, capsys):
     words = ["--algorithm", "fedsgd", "--clients", "3", "--rounds", "2", "--lr", "1e30"]
     assert main(["run", *words, "--out", "out"]) == 3
     said = capsys.readouterr().err.splitlines()[-1]
@@ -842,12 +840,12 @@ def test_a_run_that_diverges_in_round_1_promises_no_checkpoint_that_is_not_there
     assert said.endswith("; try a smaller --lr")
 
 
-def test_a_data_folder_that_is_not_there_is_refused(here, capsys):
+def test_a_missing_data_folder_is_refused(here, capsys):
     assert main(["run", *QUICK, "--data-dir", "nowhere"]) == 2
     assert "there is no data folder nowhere" in capsys.readouterr().err
 
 
-def test_a_comparison_with_other_settings_says_what_differs(here, capsys):
+def test_a_comparison_with_other_settings_lists_the_differences(here, capsys):
     words = ["compare", "--algorithms", "fedadam-ssm,sift", "--target", "0.05", *QUICK]
     assert main([*words, "--out", "out"]) == 0
     assert " 0.00 " not in capsys.readouterr().out  # little traffic is shown with its digits
@@ -880,13 +878,13 @@ def test_bench_shows_the_parts_of_a_round(capsys):
 def test_bench_as_json_adds_up(capsys):
     words = ["bench", "--models", "small-cnn", "--rounds", "1", "--device", "cpu", "--json"]
     assert main(words) == 0
-    told = json.loads(capsys.readouterr().out)
-    (row,) = told["timings"]
+    result = json.loads(capsys.readouterr().out)
+    (row,) = result["timings"]
     assert row["parameters"] == 27_430
     assert row["train"] + row["select"] + row["merge"] == pytest.approx(row["round"])
     assert row["limit"] > 0  # and below the round, where nothing else disturbs both
     assert row["ratio"] == pytest.approx(row["round"] / row["limit"])
-    assert {"commit", "torch", "device"} <= told["environment"].keys()
+    assert {"commit", "torch", "device"} <= result["environment"].keys()
 
 
 @pytest.mark.parametrize(

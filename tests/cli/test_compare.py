@@ -67,7 +67,7 @@ def no_more_training(*_):
     raise AssertionError("a finished run was trained again")
 
 
-def test_the_csv_has_what_the_metrics_say(comparison):
+def test_the_csv_agrees_with_the_metrics(comparison):
     out, _ = comparison
     rows = rows_of(out)
     assert tuple(rows) == ALGORITHMS
@@ -120,13 +120,13 @@ def test_the_figure_is_a_png_and_an_svg_that_names_every_algorithm(comparison):
     assert all(name in drawn for name in ALGORITHMS)
 
 
-def test_the_report_names_every_algorithm_and_loads_nothing_from_elsewhere(comparison):
+def test_the_report_names_every_algorithm_and_loads_nothing_from_the_network(comparison):
     page = (comparison[0] / "report.html").read_text()
     assert all(f'<tr data-group="{name}">' in page for name in ALGORITHMS)
     assert 'src="http' not in page
 
 
-def test_the_paths_of_table_figure_and_report_are_said(comparison):
+def test_the_paths_of_table_figure_and_report_are_printed(comparison):
     out, said = comparison
     for name in ("compare.csv", "compare.png", "report.html"):
         assert str(out / name) in said
@@ -139,7 +139,7 @@ def test_each_algorithm_gets_the_settings_it_has_and_the_others_their_defaults(c
     assert "density" not in (comparison[0] / "fedsgd" / "config.toml").read_text()
 
 
-def test_run_again_with_the_same_folder_it_trains_nothing_twice(copied, monkeypatch):
+def test_rerunning_in_the_same_folder_trains_nothing_twice(copied, monkeypatch):
     table = (copied / "compare.csv").read_bytes()
     trained = {name: history_of(copied, name) for name in ALGORITHMS}
     monkeypatch.setattr(Federation, "run_round", no_more_training)
@@ -148,7 +148,7 @@ def test_run_again_with_the_same_folder_it_trains_nothing_twice(copied, monkeypa
     assert (copied / "compare.csv").read_bytes() == table
 
 
-def test_another_target_over_a_finished_comparison_needs_no_training(copied, monkeypatch):
+def test_another_target_for_a_finished_comparison_needs_no_training(copied, monkeypatch):
     monkeypatch.setattr(Federation, "run_round", no_more_training)
     assert compare(copied, target=0.01) == 0
     assert {row["round"] for row in rows_of(copied).values()} == {"1"}
@@ -161,7 +161,7 @@ def test_an_algorithm_can_be_added_to_a_finished_comparison(copied):
     assert tuple(rows_of(copied)) == ("fedadam", "sparse-fedsgd")
 
 
-def test_a_comparison_stopped_in_its_second_run_goes_on_to_the_same_table(
+def test_a_comparison_stopped_in_its_second_run_resumes_to_the_same_table(
     comparison, tmp_path, monkeypatch, capsys
 ):
     play, calls = Federation.run_round, []
@@ -226,7 +226,7 @@ def test_bad_input_gets_one_line_and_writes_nothing(words, phrases, tmp_path, mo
 
 
 @pytest.mark.parametrize("algorithms", ["5", '["fedadam", 3]', "[]"])
-def test_algorithms_in_a_config_file_that_are_no_words_are_refused(algorithms, tmp_path, capsys):
+def test_algorithms_in_a_config_file_must_be_strings(algorithms, tmp_path, capsys):
     (tmp_path / "a.toml").write_text(f"algorithms = {algorithms}\ntarget = 0.5\n")
     assert main(["compare", "--config", str(tmp_path / "a.toml")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -265,13 +265,13 @@ def test_a_method_that_diverges_is_a_row_of_the_table(tmp_path, capsys):
     assert (tmp_path / "out" / "report.html").exists()
 
 
-def test_only_methods_that_diverge_are_no_comparison(tmp_path, capsys):
+def test_a_comparison_in_which_all_methods_diverge_fails(tmp_path, capsys):
     words = ("--clients", "3", "--rounds", "2", "--local-steps", "8", "--lr", "100")
     assert compare(tmp_path / "out", *words, algorithms=("fedsgd",)) == 3
     assert "every algorithm diverged; try a smaller --lr" in capsys.readouterr().err
 
 
-def test_a_comparison_that_was_stopped_says_how_it_goes_on(tmp_path, capsys, monkeypatch):
+def test_a_stopped_comparison_says_how_to_continue(tmp_path, capsys, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 

@@ -78,7 +78,7 @@ def test_iid_clients_are_alike():
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
-def test_a_partition_depends_on_its_seed_and_on_nothing_else(partition):
+def test_a_partition_depends_only_on_its_seed(partition):
     y = np.arange(200) % 10
     first = partition_indices(partition, y, 7, seed=3, theta=0.5)
     np.random.default_rng().random(5)

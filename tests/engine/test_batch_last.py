@@ -67,7 +67,7 @@ def same(fast, plain, x, **options):
 @pytest.mark.parametrize("wants_input", [True, False])
 @pytest.mark.parametrize("followed", FOLLOWED)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_a_model_computes_the_same(name, followed, wants_input):
+def test_a_model_with_batch_last_layers_computes_the_same(name, followed, wants_input):
     layer, shape = CONVOLUTIONS[name]
     if followed == "by two pools" and min(shape[2:]) < 8:
         shape = (*shape[:2], 11, 11)
@@ -76,7 +76,7 @@ def test_a_model_computes_the_same(name, followed, wants_input):
 
 
 @needs_compiler
-def test_which_layers_are_joined():
+def test_convolutions_are_fused_with_pools_and_relus():
     fast, _ = pair(
         nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(2, 2, 3), nn.ReLU(), nn.Tanh(),
         nn.MaxPool2d(2),
@@ -93,7 +93,7 @@ def in_batch_last_order(x):
 
 
 @needs_compiler
-def test_of_equal_pixels_the_first_has_the_gradient():
+def test_the_first_of_equal_pixels_gets_the_gradient():
     x = torch.randint(0, 3, (23, 2, 9, 6)).float()
     fast = BatchLastMaxPool2d(nn.MaxPool2d(2))
     ours, theirs = outcome(fast, in_batch_last_order(x)), outcome(nn.MaxPool2d(2), x)
@@ -103,7 +103,7 @@ def test_of_equal_pixels_the_first_has_the_gradient():
 @needs_compiler
 @pytest.mark.parametrize("row", [0, 1])
 @pytest.mark.parametrize("column", [0, 1])
-def test_what_is_no_number_is_not_hidden_by_a_pool(row, column):
+def test_a_pool_propagates_nan(row, column):
     """Or a training that diverged would go unnoticed."""
     x = torch.randn(16, 1, 2, 2)
     x[3, 0, row, column] = torch.nan
@@ -112,7 +112,7 @@ def test_what_is_no_number_is_not_hidden_by_a_pool(row, column):
 
 
 @needs_compiler
-def test_single_images_are_taken_too():
+def test_single_images_are_accepted():
     fast, plain = pair(nn.Conv2d(1, 3, 5), nn.MaxPool2d(2))
     assert isinstance(fast[0], BatchLastConvPool2d)
     assert torch.equal(fast(torch.ones(1, 9, 9)), plain(torch.ones(1, 9, 9)))
@@ -134,20 +134,20 @@ def test_single_images_are_taken_too():
     ],
     ids=str,
 )
-def test_other_models_are_left_alone(layer):
+def test_unsupported_models_are_left_unchanged(layer):
     model = nn.Sequential(layer)
     before = [type(module) for module in model.modules()]
     assert not use_batch_last(model)
     assert [type(module) for module in model.modules()] == before
 
 
-def test_a_model_that_somebody_watches_is_left_alone():
+def test_a_model_with_hooks_is_left_unchanged():
     model = nn.Sequential(nn.Conv2d(1, 10, 5), nn.MaxPool2d(2))
     model[0].register_forward_hook(lambda layer, x, y: None)
     assert not use_batch_last(model)
 
 
-def test_a_convolution_outside_a_sequence_is_left_alone():
+def test_a_convolution_outside_a_sequence_is_left_unchanged():
     """What follows it is not known: a pool by function would be slow."""
     model = nn.ModuleList([nn.Conv2d(1, 10, 5)])
     assert not use_batch_last(model)
@@ -162,7 +162,7 @@ def test_a_layer_may_have_several_places():
     same(*pair(*layers), torch.randn(20, 1, 12, 12))
 
 
-def test_a_convolution_with_two_places_is_left_alone():
+def test_a_convolution_with_two_places_is_left_unchanged():
     layer = nn.Conv2d(1, 1, 3, padding=1)
     assert not use_batch_last(nn.Sequential(layer, nn.MaxPool2d(2), layer))
 

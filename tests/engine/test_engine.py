@@ -160,7 +160,7 @@ def test_a_worker_that_died_between_rounds_is_reported_and_the_pool_is_restarted
     before, _ = fed.run_round(fed.initial_snapshot())
     child = next(iter(fed.engine.pool.processes.values()))
     child.kill()
-    child.join()  # nobody reads at the other end of its pipe now
+    child.join()  # the other end of its pipe is closed now
     with pytest.raises(WorkerDied, match=r"worker process [0-9]+ was killed"):
         fed.engine.evaluate(before.state.w)
     again, _ = fed.run_round(before)
@@ -228,7 +228,7 @@ def test_an_abandoned_round_does_not_disturb_the_next():
     fed.engine.start_pool()
     job = Job(1, fed.algorithm.phase(1), start.state, (4, 3, 2, 1, 0), {n: {} for n in range(5)})
     left = fed.engine.train(job)
-    next(left)  # the others are at work, and nobody will ask for their results
+    next(left)  # the other results are never read
     ours, _ = fed.run_round(start)
     theirs, _ = replace(fed, engine=Reference(fed.task)).run_round(start)
     assert torch.equal(ours.state.w, theirs.state.w)
@@ -292,7 +292,7 @@ def test_regression_without_a_test_set():
 
 @pytest.mark.parametrize("most", [100, 2])
 @pytest.mark.parametrize("name", algorithms.METHODS)
-def test_stacked_clients_train_as_single_ones(name, most, monkeypatch):
+def test_stacked_clients_train_like_single_ones(name, most, monkeypatch):
     monkeypatch.setattr(Stacked, "_max_clients", lambda self, batch: most)
     fed = federation(name)
     plain = nn.Sequential(*(layer for layer in network() if not isinstance(layer, nn.Dropout)))
@@ -352,7 +352,7 @@ def test_operations_are_batched_over_clients_where_they_can_be(name):
     torch.testing.assert_close(ours.loss, theirs.loss)
 
 
-def test_clients_of_different_batch_sizes_are_stacked_apart():
+def test_clients_of_different_batch_sizes_are_stacked_separately():
     fed = federation()
     short = [(x[:3], y[:3]) if n % 2 else (x, y) for n, (x, y) in enumerate(images())]
     engine = Stacked(replace(fed.task, clients=short), fed.algorithm)
@@ -394,7 +394,7 @@ def test_a_parameter_that_is_not_used_has_no_gradient():
         assert not bool(after.state.m[-12:].any())
 
 
-def test_the_next_client_in_turn_is_handed_on_at_once(monkeypatch):
+def test_a_result_is_yielded_before_the_next_stack_trains(monkeypatch):
     monkeypatch.setattr(Stacked, "_max_clients", lambda self, batch: 1)
     fed = federation(participation=1.0)
     engine = Stacked(fed.task, fed.algorithm)
@@ -426,7 +426,7 @@ def test_without_working_autograd_in_forks_all_work_stays_in_one_process(monkeyp
 
 
 @pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
-def test_beside_a_gpu_processes_are_forked_before_anything_is_trained(monkeypatch):
+def test_next_to_a_gpu_processes_are_forked_before_training(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     fed = federation(participation=1.0)
     monkeypatch.setattr(fed.engine.reference, "train", lambda job: pytest.fail("trained here"))
@@ -434,7 +434,7 @@ def test_beside_a_gpu_processes_are_forked_before_anything_is_trained(monkeypatc
     assert len(fed.engine.pool.processes) == 2
 
 
-def test_a_method_may_keep_the_gradients_that_it_is_given():
+def test_a_method_may_store_its_gradients():
     fed = federation(participation=1.0, dropout=0.0)
     kept = []
 

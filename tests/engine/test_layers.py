@@ -1,4 +1,4 @@
-"""The layers that run all clients at once, against torch's own on one client after another.
+"""The layers that run all clients at once, compared with PyTorch's on one client at a time.
 
 Where there is no GPU, Triton interprets the kernels: slow, but the same code.
 """
@@ -196,7 +196,7 @@ def test_a_network_has_the_gradients_of_its_model(make, shape, loss):
 
 
 @pytest.mark.parametrize("make", [models.convnets.small_cnn, residual])
-def test_a_network_says_what_its_model_says(make):
+def test_a_network_has_the_output_of_its_model(make):
     torch.manual_seed(0)
     model = make().to(DEVICE)
     layout = Layout.of(model)
@@ -246,7 +246,7 @@ class Curious(nn.Module):
         models.transformer.vit_tiny,
     ],
 )
-def test_models_that_it_does_not_know_are_refused(make):
+def test_unsupported_models_are_refused(make):
     model = make()
     with pytest.raises(UnsupportedModel):
         StackedNetwork(model, Layout.of(model), EXACT)

@@ -10,7 +10,7 @@ needs_compiler = pytest.mark.skipif(native.load() is None, reason="needs a C com
 
 
 @needs_compiler
-def test_it_is_compiled_once(tmp_path, monkeypatch):
+def test_the_kernels_are_compiled_once(tmp_path, monkeypatch):
     path = native.built(tmp_path)
     monkeypatch.setattr(native, "compiled", None)
     assert native.built(tmp_path) == path
@@ -37,7 +37,7 @@ def test_a_file_that_others_could_have_written_is_replaced(tmp_path):
 
 
 @needs_compiler
-def test_the_folder_of_the_kernels_is_the_user_s_alone(tmp_path):
+def test_the_folder_of_the_kernels_is_private(tmp_path):
     folder = tmp_path / "cache" / "kernels"
     folder.mkdir(parents=True)
     folder.chmod(0o777)

@@ -158,7 +158,7 @@ def test_every_engine_trains_the_same(federation, monkeypatch):
     assert not torch.equal(expected, federation.initial_snapshot().state.w)
 
 
-def test_a_gpu_wants_samples_of_one_shape():
+def test_a_gpu_requires_samples_of_one_shape():
     data = [(torch.randn(5, length, 3), torch.zeros(5, 2, dtype=torch.int64)) for length in (2, 4)]
     model = nn.Sequential(nn.Linear(3, 2))
     federation = made(model, data)
@@ -174,7 +174,7 @@ class RandomInTests(ViewingImages):
 
 
 @pytest.mark.parametrize("engine", [Reference, lambda task: Stacked(task, algorithms.fedadam())])
-def test_the_test_of_a_model_that_is_random_in_it_is_always_the_same(engine):
+def test_the_evaluation_of_a_random_model_is_reproducible(engine):
     data = [(torch.randn(SAMPLES, 3, 8, 8), torch.randint(0, CLASSES, (SAMPLES,)))]
     task = made(RandomInTests(), data).task
     w = task.layout.read(task.model)

@@ -102,7 +102,7 @@ def by_autograd(model, x, y):
 @needs_compiler
 @pytest.mark.parametrize("batch", [16, 37, 64, None])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_step_is_autograds(name, batch):
+def test_a_recorded_step_equals_autograd(name, batch):
     check(name, batch)
 
 
@@ -171,7 +171,7 @@ OTHERS = {
 
 @needs_compiler
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_networks_are_autograds(name):
+def test_other_networks_use_autograd(name):
     shape, make = OTHERS[name]
     x, y = samples(shape)
     model = make().eval()
@@ -189,21 +189,21 @@ def prepared(model):
 
 
 @needs_compiler
-def test_only_cross_entropy_of_single_precision_is_laid_down():
+def test_only_float32_cross_entropy_is_recorded():
     assert read_stages(prepared(nn.Linear(7, 4)), cross_entropy)
     assert not read_stages(prepared(nn.Linear(7, 4)), lambda x, y: cross_entropy(x, y))
     assert not read_stages(prepared(nn.Linear(7, 4).double()), cross_entropy)
 
 
 @needs_compiler
-def test_few_samples_are_autograds():
+def test_small_batches_use_autograd():
     x, y = samples((7,), size=15)
     trainer = trainer_of(nn.Linear(7, 4), x, y)
     assert trainer.recorded(x.shape[1:], 15) is None
     assert trainer.differentiate(trainer.w.clone(), x, y) > 0
 
 
-def test_what_does_not_fit_is_told_as_pytorch_tells_it():
+def test_inputs_that_do_not_fit_raise_pytorchs_error():
     x, y = samples((1, 8, 8))
     wrong = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(99, 4))
     trainer = trainer_of(wrong, x, y)
@@ -211,7 +211,7 @@ def test_what_does_not_fit_is_told_as_pytorch_tells_it():
         trainer.differentiate(trainer.w.clone(), x, y)
 
 
-def test_a_label_that_is_no_class_is_told_as_pytorch_tells_it():
+def test_a_label_that_is_not_a_class_raises_pytorchs_error():
     x, y = samples((7,))
     trainer = trainer_of(nn.Linear(7, 4), x, y)
     y[5] = 4
@@ -220,14 +220,14 @@ def test_a_label_that_is_no_class_is_told_as_pytorch_tells_it():
 
 
 @pytest.mark.parametrize("missing", [1, 60])
-def test_too_few_labels_are_told_as_pytorch_tells_it(missing):
+def test_too_few_labels_raise_pytorchs_error(missing):
     x, y = samples((7,))
     trainer = trainer_of(nn.Linear(7, 4), x, y)
     with pytest.raises(ValueError, match="batch_size"):
         trainer.differentiate(trainer.w.clone(), x, y[:-missing])
 
 
-def test_a_label_may_say_that_a_sample_does_not_count():
+def test_ignored_labels_are_supported():
     x, y = samples((7,))
     y[:80] = -100
     model = nn.Linear(7, 4)
@@ -237,7 +237,7 @@ def test_a_label_may_say_that_a_sample_does_not_count():
 
 
 @needs_compiler
-def test_training_that_left_the_numbers_is_noticed():
+def test_nan_reaches_the_loss_and_the_gradient():
     x, y = samples((7,))
     x[3, 2] = torch.nan
     trainer = trainer_of(nn.Linear(7, 4), x, y)
@@ -248,7 +248,7 @@ def test_training_that_left_the_numbers_is_noticed():
 @needs_compiler
 @pytest.mark.parametrize("columns", [8, 6])
 @pytest.mark.parametrize("wide", [3, 5])
-def test_fewer_products_err_as_single_precision_does(wide, columns):
+def test_winograd_convolutions_are_about_as_accurate_as_pytorchs(wide, columns):
     """Against double precision: at most a few times as much as PyTorch's own convolution."""
     layer = nn.Conv2d(16, 20, (3, wide))
     layer.weight.grad, layer.bias.grad = torch.empty_like(layer.weight), torch.empty(20)
@@ -275,7 +275,7 @@ def of_all(layer, x, of_output, dtype):
 
 
 @needs_compiler
-def test_adam_in_c_is_adam():
+def test_the_c_kernel_equals_adam():
     draw = torch.Generator().manual_seed(0)
     w, m, v, gradient = torch.randn(4, 1, 1001, generator=draw)
     x = Moments(w, m, v.abs())

@@ -65,7 +65,7 @@ def test_ranks_give_the_result_of_one_process(tmp_path):
         assert_same(tmp_path / "ranks" / name, tmp_path / "one" / name)
 
 
-def test_a_method_that_diverges_leaves_the_ranks_to_the_next(tmp_path):
+def test_the_ranks_continue_after_a_method_diverges(tmp_path):
     task = ("--clients", "4", "--rounds", "2", "--local-steps", "5", "--lr", "1e3")
     words = ("compare", "--algorithms", "fedsgd,fedadam-ssm", "--target", "0.9", *task, "--out")
     code, _, err = finish(start(2, *words, tmp_path / "ranks"))
@@ -118,7 +118,7 @@ def test_a_lost_rank_ends_the_run_which_then_resumes(resumed, tmp_path):
     assert_same(folder, tmp_path / "whole")
 
 
-def test_bad_input_is_told_once(tmp_path):
+def test_bad_input_is_reported_once(tmp_path):
     code, _, err = finish(start(2, "run", "--dataset", "moon", "--out", tmp_path / "x"))
     assert code != 0
     assert sum(line.startswith("fedsift:") for line in err.splitlines()) == 1

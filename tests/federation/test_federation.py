@@ -181,9 +181,9 @@ def test_a_model_may_have_constant_buffers():
 )
 def test_both_wires_give_the_same_bits(algorithm):
     ends = [federation(algorithm=algorithm, wire=wire) for wire in ("count", "real")]
-    (counted, told), (carried, also) = (fed.run_round(fed.initial_snapshot()) for fed in ends)
-    assert told.clients == also.clients == 10
-    assert told.train_loss == also.train_loss
+    (counted, report), (carried, also) = (fed.run_round(fed.initial_snapshot()) for fed in ends)
+    assert report.clients == also.clients == 10
+    assert report.train_loss == also.train_loss
     assert torch.equal(counted.state.w, carried.state.w)
     assert counted.traffic == carried.traffic
 

@@ -1,4 +1,4 @@
-"""A Flower grid without a network: each request is answered at once, in this process."""
+"""A Flower grid without a network: each request is answered immediately, in this process."""
 
 from dataclasses import dataclass, field
 

@@ -289,7 +289,7 @@ def test_two_nodes_cannot_be_the_same_client(place):
     start(place.strategy(), grid, 1)
     assert place.history()[0]["problems"] == {
         "4": "no node is this client",
-        "node 104": "it claims to be client 3, which it cannot be",
+        "node 104": "it claims to be client 3, which is invalid or already taken",
     }
 
 
@@ -328,7 +328,7 @@ def test_a_client_with_another_algorithm_or_model_is_reported(place):
         start(place.strategy(), grid, 1)
     app = client_app(lambda: nn.Linear(6, 3), load_data, SSM, state_dir=place.path)
     other = InlineGrid(InlineNode(app, n, CLIENTS) for n in range(CLIENTS))
-    with pytest.raises(TooFewClients, match="other parameters than this client's"):
+    with pytest.raises(TooFewClients, match="different parameters than this client's"):
         start(place.strategy(), other, 1)
 
 

@@ -47,7 +47,7 @@ def test_a_model_gives_ten_scores_for_each_sample_or_one_for_each_character(name
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_same_seed_gives_the_same_weights_whatever_was_drawn_before(name):
+def test_the_same_seed_gives_the_same_weights_regardless_of_earlier_draws(name):
     first = weights(name, seed=5)
     torch.randn(7)
     assert torch.equal(weights(name, seed=5), first)

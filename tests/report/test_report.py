@@ -114,8 +114,8 @@ def test_copies_of_a_run_count_once(runs, tmp_path, monkeypatch, capsys):
 
 def test_runs_on_different_devices_are_separate_groups(runs, tmp_path):
     shutil.copytree(runs / "fedadam-1", tmp_path / "cuda")
-    told = json.loads((tmp_path / "cuda" / "summary.json").read_text())
-    (tmp_path / "cuda" / "summary.json").write_text(json.dumps(told | {"device": "cuda"}))
+    summary = json.loads((tmp_path / "cuda" / "summary.json").read_text())
+    (tmp_path / "cuda" / "summary.json").write_text(json.dumps(summary | {"device": "cuda"}))
     (comparison,) = arrange([*shown(runs, "fedadam-0"), read_run(tmp_path / "cuda")])
     assert [g.name for g in comparison.groups] == ["fedadam · device auto", "fedadam · device cuda"]
 
@@ -200,7 +200,7 @@ def test_a_missing_folder_is_refused_in_one_line(tmp_path, capsys):
     assert main(["report", str(tmp_path / "none")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "there is no run in it" in said
+    assert "it contains no run" in said
 
 
 def test_a_broken_summary_is_named(runs, tmp_path):
@@ -443,7 +443,7 @@ def squeezed(rows):
     return ["".join(row.split()) for row in rows]
 
 
-def test_the_table_at_another_target_equals_pythons(page, runs, browser, tmp_path):
+def test_the_table_at_another_target_equals_the_one_from_python(page, runs, browser, tmp_path):
     other = tmp_path / "other.html"
     target = 0.2
     write_report([read_run(path) for path in find_runs([runs])], other, "other", target)

@@ -39,13 +39,13 @@ def words_of(method, folder):
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    """The folder of each method's run when nothing disturbs it."""
+def uninterrupted(tmp_path_factory):
+    """The folder of each method's uninterrupted run."""
     folders = {}
 
     def folder_of(method):
         if method not in folders:
-            folders[method] = tmp_path_factory.mktemp("unbroken") / method
+            folders[method] = tmp_path_factory.mktemp("uninterrupted") / method
             assert main(words_of(method, folders[method])) == 0
         return folders[method]
 
@@ -53,7 +53,7 @@ def unbroken(tmp_path_factory):
 
 
 def start(*words):
-    """The command in a process of its own, with the code that is tested here."""
+    """Run the command in its own process, with the code under test."""
     source = Path(fedsift.__file__).parents[1]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(source)}
     return subprocess.Popen(
@@ -117,7 +117,7 @@ def assert_same_run(folder, other):
     ("method", "kills"),
     [("fedadam-ssm", (4, 20)), ("sift", (6, 17)), ("efficient-adam", (2, 13, 24))],
 )
-def test_a_run_killed_again_and_again_ends_as_an_unbroken_one(method, kills, tmp_path, unbroken):
+def test_a_run_killed_repeatedly_equals_an_uninterrupted_one(method, kills, tmp_path, uninterrupted):
     draw, folder = random.Random(method), tmp_path / "killed"
     command = words_of(method, folder)
     for lines in kills:
@@ -128,12 +128,12 @@ def test_a_run_killed_again_and_again_ends_as_an_unbroken_one(method, kills, tmp
         assert not (folder / "summary.json").exists()
         command = ["resume", str(folder)]
     assert main(command) == 0
-    assert_same_run(folder, unbroken(method))
+    assert_same_run(folder, uninterrupted(method))
 
 
-def test_the_runs_compared_here_have_all_kinds_of_state(unbroken):
-    plain = load_file(unbroken("fedadam-ssm") / "checkpoint.safetensors")
-    kept = load_file(unbroken("efficient-adam") / "checkpoint.safetensors")
+def test_the_compared_runs_cover_all_kinds_of_state(uninterrupted):
+    plain = load_file(uninterrupted("fedadam-ssm") / "checkpoint.safetensors")
+    kept = load_file(uninterrupted("efficient-adam") / "checkpoint.safetensors")
     assert set(plain) == {"w", "m", "v"}
     assert {
         "w",
@@ -146,7 +146,7 @@ def test_the_runs_compared_here_have_all_kinds_of_state(unbroken):
     } <= set(kept)
     nonzero = [name for name, x in kept.items() if bool(x.any())]
     assert {"w", "server/residual", "client/0/residual"} <= set(nonzero)
-    received = {record["clients"] for record in RunFolder.open(unbroken("fedadam-ssm")).history()}
+    received = {record["clients"] for record in RunFolder.open(uninterrupted("fedadam-ssm")).history()}
     assert len(received) > 1
     assert max(received) == 4
 
@@ -164,9 +164,9 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path):
     assert rounds_in(killed) == 1
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="beside a GPU there are no such processes")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="next to a GPU there are no such processes")
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core there is one process")
-def test_a_killed_run_leaves_no_process_that_would_keep_the_next_one_out(tmp_path):
+def test_a_killed_run_leaves_no_process_that_blocks_the_next_run(tmp_path):
     folder = tmp_path / "killed"
     long = ("--clients", "8", "--rounds", "1", "--local-steps", "1000000")
     process = start("run", *long, "--out", str(folder))
@@ -186,7 +186,7 @@ def is_locked(folder):
         return True
 
 
-def test_ctrl_c_ends_a_process_with_130_and_says_how_to_go_on(tmp_path, unbroken):
+def test_ctrl_c_ends_a_process_with_130_and_says_how_to_continue(tmp_path, uninterrupted):
     folder = tmp_path / "stopped"
     process = start(*words_of("fedadam-ssm", folder))
     said = stop(process, lambda: rounds_in(folder) >= 8, signal.SIGINT)
@@ -197,10 +197,10 @@ def test_ctrl_c_ends_a_process_with_130_and_says_how_to_go_on(tmp_path, unbroken
     assert rounds_in(folder) - checkpoint_round(folder) in (0, 1)
     assert not (folder / "summary.json").exists()
     assert main(["resume", str(folder)]) == 0
-    assert_same_run(folder, unbroken("fedadam-ssm"))
+    assert_same_run(folder, uninterrupted("fedadam-ssm"))
 
 
-def test_ctrl_c_while_progress_is_shown_keeps_the_round_that_has_just_ended(tmp_path, monkeypatch):
+def test_ctrl_c_while_progress_is_shown_keeps_the_last_finished_round(tmp_path, monkeypatch):
     save, short_status = run.save_checkpoint, progress.short_status
 
     def slow_save(*words):
@@ -266,16 +266,16 @@ def leave_it(folder):
     "left",
     [leave_it, cut_a_line, cut_a_checkpoint, cut_the_metrics_anew, record_a_round_too_many],
 )
-def test_what_a_crash_leaves_behind_does_no_harm(left, interrupted, tmp_path, unbroken):
+def test_leftovers_of_a_crash_do_no_harm(left, interrupted, tmp_path, uninterrupted):
     folder = shutil.copytree(interrupted, tmp_path / "run")
     left(folder)
     assert main(["resume", str(folder)]) == 0
-    assert_same_run(folder, unbroken("efficient-adam"))
+    assert_same_run(folder, uninterrupted("efficient-adam"))
     assert list(folder.glob("*.partial")) == []
 
 
-def test_a_checkpoint_without_what_a_method_now_keeps_is_refused(tmp_path, unbroken, capsys):
-    folder = RunFolder.open(shutil.copytree(unbroken("sift"), tmp_path / "run"))
+def test_a_checkpoint_without_a_memory_that_the_method_needs_is_refused(tmp_path, uninterrupted, capsys):
+    folder = RunFolder.open(shutil.copytree(uninterrupted("sift"), tmp_path / "run"))
     about, tensors = load_tensors(folder.checkpoint_file, "cpu")
     del tensors["server/velocity"]
     save_tensors(folder.checkpoint_file, tensors, about)
@@ -290,25 +290,25 @@ def test_a_checkpoint_without_what_a_method_now_keeps_is_refused(tmp_path, unbro
     assert "lacks the server's velocity" in said
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path, unbroken, monkeypatch):
+def test_resuming_a_finished_run_changes_nothing(tmp_path, uninterrupted, monkeypatch):
     def no_more_training(*_):
         raise AssertionError("a finished run was trained again")
 
-    folder = shutil.copytree(unbroken("efficient-adam"), tmp_path / "run")
+    folder = shutil.copytree(uninterrupted("efficient-adam"), tmp_path / "run")
     monkeypatch.setattr(Federation, "run_round", no_more_training)
     assert main(["resume", str(folder)]) == 0
     for name in ("config.toml", "metrics.jsonl", "summary.json", "checkpoint.safetensors"):
-        assert (folder / name).read_bytes() == (unbroken("efficient-adam") / name).read_bytes()
+        assert (folder / name).read_bytes() == (uninterrupted("efficient-adam") / name).read_bytes()
 
 
-def test_a_folder_that_was_moved_can_be_resumed(interrupted, tmp_path, unbroken, monkeypatch):
+def test_a_folder_that_was_moved_can_be_resumed(interrupted, tmp_path, uninterrupted, monkeypatch):
     folder = shutil.copytree(interrupted, tmp_path / "moved away")
     monkeypatch.chdir(tmp_path)
     assert main(["resume", "moved away"]) == 0
-    assert_same_run(folder, unbroken("efficient-adam"))
+    assert_same_run(folder, uninterrupted("efficient-adam"))
 
 
-def test_the_seconds_of_a_resumed_run_go_on_from_where_it_stopped(interrupted, tmp_path):
+def test_a_resumed_run_adds_to_the_seconds_so_far(interrupted, tmp_path):
     folder = shutil.copytree(interrupted, tmp_path / "run")
     before = RunFolder.open(folder).history()[-1]["seconds"]
     assert main(["resume", str(folder)]) == 0
@@ -317,7 +317,7 @@ def test_the_seconds_of_a_resumed_run_go_on_from_where_it_stopped(interrupted, t
     assert seconds == sorted(seconds)
 
 
-def test_sigterm_ends_a_process_with_143_and_says_how_to_continue(tmp_path, unbroken):
+def test_sigterm_ends_a_process_with_143_and_says_how_to_continue(tmp_path, uninterrupted):
     folder = tmp_path / "terminated"
     process = start(*words_of("fedadam-ssm", folder))
     said = stop(process, lambda: rounds_in(folder) >= 8, signal.SIGTERM)
@@ -326,4 +326,4 @@ def test_sigterm_ends_a_process_with_143_and_says_how_to_continue(tmp_path, unbr
     assert "Traceback" not in said
     assert rounds_in(folder) - checkpoint_round(folder) in (0, 1)
     assert main(["resume", str(folder)]) == 0
-    assert_same_run(folder, unbroken("fedadam-ssm"))
+    assert_same_run(folder, uninterrupted("fedadam-ssm"))

@@ -1,4 +1,4 @@
-"""The run folder: what is kept, what is noticed to be broken, and that a seed says it all."""
+"""The run folder: its files, the detection of damage, and reproducibility from the seed."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def files_under(path):
 # A folder that something happened to.
 
 
-def test_an_untouched_checkpoint_loads_with_all_that_a_round_changes(original, federation):
+def test_an_intact_checkpoint_restores_everything_that_a_round_changes(original, federation):
     snapshot = load_checkpoint(original, federation, "cpu").snapshot
     assert snapshot.round == STOPPED_AFTER
     assert set(snapshot.server_memory) == {"residual"}
@@ -141,13 +141,13 @@ def refused(run, capsys, *phrases):
 
 
 @pytest.mark.parametrize(("breaks", "phrase"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_checkpoint_is_refused_and_left_as_it_is(breaks, phrase, stopped, capsys):
+def test_a_broken_checkpoint_is_refused_and_left_unchanged(breaks, phrase, stopped, capsys):
     breaks(stopped)
     refused(stopped, capsys, str(stopped.checkpoint_file), phrase)
 
 
-def test_a_digit_that_changes_no_number_is_noticed_too(stopped, federation):
-    """0.1 and 0.10000000000000001 are one number: the seal is on what is written, not on it."""
+def test_a_changed_digit_is_detected_even_if_no_number_changes(stopped, federation):
+    """0.1 and 0.10000000000000001 are equal numbers, but the digest covers the text."""
     whole = stopped.checkpoint_file.read_bytes()
     start = whole.index(b'\\"seconds\\": ') + len(b'\\"seconds\\": ')
     number = whole[start : whole.index(b",", start)]
@@ -161,7 +161,7 @@ def test_a_digit_that_changes_no_number_is_noticed_too(stopped, federation):
 
 
 @pytest.mark.parametrize("part", ["header", "tensors"])
-def test_no_flipped_bit_goes_unnoticed(part, stopped, federation):
+def test_every_flipped_bit_is_detected(part, stopped, federation):
     whole = stopped.checkpoint_file.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
     draw, missed = random.Random(0), []
@@ -197,13 +197,13 @@ DAMAGED_METRICS = {
 
 
 @pytest.mark.parametrize(("breaks", "phrase"), DAMAGED_METRICS.values(), ids=DAMAGED_METRICS)
-def test_damaged_metrics_are_refused_and_left_as_they_are(breaks, phrase, stopped, capsys):
+def test_damaged_metrics_are_refused_and_left_unchanged(breaks, phrase, stopped, capsys):
     breaks(stopped)
     refused(stopped, capsys, str(stopped.metrics_file), phrase)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "uploads.jsonl"])
-def test_no_damaged_byte_of_the_lines_goes_unnoticed(name, stopped):
+def test_every_damaged_byte_of_the_lines_is_detected(name, stopped):
     """A flipped bit is refused, whether it breaks the JSON or changes a digit."""
     file, draw, missed = stopped.path / name, random.Random(name), []
     whole = file.read_bytes()
@@ -282,7 +282,7 @@ def test_a_crash_while_a_checkpoint_is_written_leaves_the_last_one(
     assert load_checkpoint(stopped, federation, "cpu").snapshot.round == STOPPED_AFTER
 
 
-def test_a_checkpoint_is_of_the_settings_that_trained_whatever_the_file_says_by_now(stopped):
+def test_a_checkpoint_records_the_settings_that_trained_even_if_the_file_has_changed(stopped):
     federation = federation_of(CONFIG)
     rounds = train_rounds(stopped, federation, restore_run(stopped, federation), CONFIG.rounds)
     next(rounds)
@@ -313,7 +313,7 @@ def test_memories_of_a_run_with_other_settings_are_not_called_corrupt(tmp_path, 
         lambda path: disk.replace_file(path, b"new"),
     ],
 )
-def test_what_could_not_be_written_leaves_nothing_behind(write, tmp_path, monkeypatch):
+def test_a_failed_write_leaves_no_files(write, tmp_path, monkeypatch):
     def fill_up(*args, **kwargs):
         raise OSError("no space left on device")
 
@@ -345,7 +345,7 @@ def test_a_checkpoint_written_and_read_again_has_the_same_bits(stopped, federati
     assert other.checkpoint_file.read_bytes() == stopped.checkpoint_file.read_bytes()
 
 
-def test_a_line_that_a_crash_cut_off_is_no_part_of_the_history(stopped):
+def test_an_incomplete_last_line_is_not_part_of_the_history(stopped):
     whole = stopped.history()
     with stopped.metrics_file.open("a") as file:
         file.write('{"round": 4, "accu')
@@ -377,7 +377,7 @@ def events_of(path):
     return {name: events.Scalars(name) for name in events.Tags()["scalars"]}
 
 
-def test_tensorboard_events_are_the_metrics_each_round_once_even_after_a_stop(
+def test_tensorboard_has_each_round_once_even_after_a_resume(
     tmp_path, monkeypatch
 ):
     play = Federation.run_round
@@ -430,7 +430,7 @@ def outcome(result):
     return json.dumps(history), *(x.numpy().tobytes() for x in result.state)
 
 
-def test_the_same_seed_gives_the_same_result_whatever_was_drawn_and_run_before():
+def test_the_same_seed_gives_the_same_result_regardless_of_earlier_draws_and_runs():
     first = outcome(simulate())
     torch.randn(3)
     np.random.random(3)  # noqa: NPY002
@@ -463,7 +463,7 @@ def test_a_simulation_does_not_change_the_model_it_is_given():
 
 
 @pytest.mark.parametrize("algorithm", ["fedadam-ssm", "sift"])
-def test_the_model_of_a_run_has_the_accuracy_that_the_run_ends_with(algorithm, tmp_path):
+def test_the_saved_model_has_the_final_accuracy(algorithm, tmp_path):
     words = ["--clients", "4", "--rounds", "3", "--algorithm", algorithm, "--local-steps", "5"]
     assert main(["run", *words, "--out", str(tmp_path / "run")]) == 0
     model = models.build("small-cnn", data.shape_of("digits"), seed=7)
@@ -494,7 +494,7 @@ def odd():
     return Odd()
 
 
-def test_the_model_of_a_run_is_whole_whatever_it_is_made_of(tmp_path):
+def test_the_saved_model_is_complete_for_every_kind_of_model(tmp_path):
     words = ["--model", f"{__name__}:odd", "--clients", "3", "--rounds", "2", "--local-steps", "3"]
     assert main(["run", *words, "--out", str(tmp_path / "run")]) == 0
     model = odd()
@@ -504,7 +504,7 @@ def test_the_model_of_a_run_is_whole_whatever_it_is_made_of(tmp_path):
     assert right == pytest.approx(RunFolder.open(tmp_path / "run").history()[-1]["accuracy"])
 
 
-def test_a_model_that_is_there_already_is_not_replaced(tmp_path, capsys):
+def test_an_existing_model_is_not_replaced(tmp_path, capsys):
     mine = tmp_path / "model.safetensors"
     mine.write_bytes(b"mine")
     assert main(["run", "--rounds", "1", "--out", str(tmp_path)]) == 2
@@ -514,7 +514,7 @@ def test_a_model_that_is_there_already_is_not_replaced(tmp_path, capsys):
     assert mine.read_bytes() == b"mine"
 
 
-def test_a_run_of_an_earlier_fedsift_is_called_so(tmp_path):
+def test_a_run_of_an_older_version_is_reported_as_such(tmp_path):
     config = RunConfig.from_values({"algorithm": "sift", "clients": 2, "rounds": 1})
     run, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
     list(train_rounds(run, federation, restore_run(run, federation), 1))
@@ -524,7 +524,7 @@ def test_a_run_of_an_earlier_fedsift_is_called_so(tmp_path):
         load_checkpoint(run, federation, "cpu")
 
 
-def test_a_run_that_goes_on_has_no_model_of_fewer_rounds(tmp_path):
+def test_a_continued_run_has_no_model_of_fewer_rounds(tmp_path):
     config = replace(CONFIG, rounds=1)
     folder, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
     list(train_rounds(folder, federation, restore_run(folder, federation), 1))
@@ -536,7 +536,7 @@ def test_a_run_that_goes_on_has_no_model_of_fewer_rounds(tmp_path):
     assert folder.model_file.exists()
 
 
-def test_a_run_is_the_same_whatever_ran_before_it_in_the_process(tmp_path):
+def test_a_run_does_not_depend_on_earlier_runs_in_the_process(tmp_path):
     def run(name, *words):
         words = ["--clients", "4", "--rounds", "2", "--out", str(tmp_path / name), *words]
         assert main(["run", *words]) == 0
@@ -553,7 +553,7 @@ def test_a_run_is_the_same_whatever_ran_before_it_in_the_process(tmp_path):
 # Findings of a review.
 
 
-def test_two_processes_cannot_be_at_one_run(stopped, capsys):
+def test_two_processes_cannot_use_the_same_run(stopped, capsys):
     with stopped.locked():
         code = main(["resume", str(stopped.path)])
     assert code == 2
@@ -561,7 +561,7 @@ def test_two_processes_cannot_be_at_one_run(stopped, capsys):
     assert main(["resume", str(stopped.path)]) == 0
 
 
-def test_nor_when_its_config_is_replaced_meanwhile(stopped, capsys):
+def test_two_processes_cannot_use_the_same_run_even_if_its_config_is_replaced(stopped, capsys):
     with stopped.locked():
         text = stopped.config_file.read_bytes()
         disk.replace_file(stopped.config_file, text.replace(b"rounds = 5", b"rounds = 7"))
@@ -569,7 +569,7 @@ def test_nor_when_its_config_is_replaced_meanwhile(stopped, capsys):
     assert "another process is using" in capsys.readouterr().err
 
 
-def test_a_run_is_not_begun_where_another_process_is_about_to(tmp_path):
+def test_a_run_is_not_created_where_another_process_is_creating_one(tmp_path):
     folder = RunFolder(tmp_path)
     with folder.locked(), pytest.raises(ConfigError, match="another process is using"):
         RunFolder.create(tmp_path, CONFIG)
@@ -585,15 +585,15 @@ def test_a_changed_setting_cannot_be_resumed_but_more_rounds_can(stopped, capsys
     assert len(stopped.history()) == 7
 
 
-def test_a_run_that_goes_on_has_no_summary_until_it_has_ended(stopped, federation):
+def test_a_continued_run_has_no_summary_until_it_ends(stopped, federation):
     stopped.write_summary({"final_accuracy": 0.1, "rounds": STOPPED_AFTER})
     records = train_rounds(stopped, federation, restore_run(stopped, federation), CONFIG.rounds)
     assert stopped.summary_file.exists()
     last = next(records)
     records.close()
     assert not stopped.summary_file.exists()
-    told = read_run(stopped.path).summary
-    assert (told["stopped_after"], told["final_accuracy"]) == (4, last["accuracy"])
+    summary = read_run(stopped.path).summary
+    assert (summary["stopped_after"], summary["final_accuracy"]) == (4, last["accuracy"])
 
 
 def test_a_full_disk_ends_in_one_line(stopped, capsys, monkeypatch):

@@ -66,7 +66,7 @@ def test_masks_of_different_sizes_are_counted_too():
     assert line["masks"]["wmv"] == {"kept": 3.0, "overlap": 2 / 3, "union": 4 / D}
 
 
-def test_one_client_has_nobody_to_share_with():
+def test_a_single_client_has_no_overlap():
     assert summed_up([update_of({1, 2})])["masks"]["wmv"]["overlap"] is None
 
 
@@ -84,7 +84,7 @@ def test_a_stack_of_clients_is_recorded_as_one_after_another():
     assert uploads.finish_round(1) == summed_up(each)
 
 
-def test_a_round_without_uploads_says_so_and_the_next_one_starts_afresh():
+def test_a_round_without_uploads_is_recorded_and_the_next_round_starts_at_zero():
     uploads = Uploads(D)
     spec, update = Spec(LAYOUT, "any", 3), update_of({5})
     uploads.add([spec], update, [len(encode(update, spec))])
@@ -92,7 +92,7 @@ def test_a_round_without_uploads_says_so_and_the_next_one_starts_afresh():
     assert uploads.finish_round(4) == {"round": 4, "uploads": 0, "bytes": {}, "masks": {}}
 
 
-def test_magnitudes_are_counted_by_decade_and_zeros_apart():
+def test_magnitudes_are_counted_by_decade_and_zeros_separately():
     x = torch.tensor([0.0, 0.15, -0.15, 1.5e-7, 1e-30])
     update = Update(dense({"w": torch.cat([x, torch.full((D - 5,), 15.0)])[None]}), (1.0,))
     found = summed_up([update])["magnitudes"]["w"]
@@ -101,7 +101,7 @@ def test_magnitudes_are_counted_by_decade_and_zeros_apart():
     assert {edge: c for edge, c in by_bin.items() if c} == {-6.9: 1, -0.9: 2, 1.1: D - 5}
 
 
-def test_of_a_large_update_an_even_choice_is_counted():
+def test_a_large_update_is_sampled_evenly():
     x = torch.cat([torch.full((1 << 17,), 1.5), torch.full((1 << 17,), 15.0)])
     low, high = (count for count in magnitudes_of(x).tolist() if count)
     assert low == high
@@ -124,7 +124,7 @@ def test_bytes_by_part_are_those_in_the_frame(roles, k):
     assert found["mask"] - part.index_bytes == has_length  # the field that says how long it is
 
 
-def test_values_of_varying_length_are_told_apart_from_the_mask():
+def test_values_of_variable_length_are_counted_separately_from_the_mask():
     x = torch.arange(3 * D).view(3, D) % torch.tensor([[2], [7], [D]]) + 1.0
     coders = {"w": Linear(4), "v": Log(4)}
     update = Update(sparse({"w": x, "v": x.square()}, x > 0, coders, k=D), (1.0, 2.0, 0.5))
@@ -166,7 +166,7 @@ def test_the_stacked_engine_records_what_the_reference_does():
     assert theirs["bytes"]["w"] == ours["bytes"]["w"]
 
 
-def test_watching_changes_no_bit_of_the_training():
+def test_recording_uploads_does_not_change_the_training():
     config = RunConfig.from_values({"clients": 4, "local_steps": 2})
     federation = federation_of(config)
     watched = replace(federation, on_upload=Uploads(federation.task.layout.d).add)
@@ -183,14 +183,14 @@ def test_the_clients_labels_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize("y", [torch.randn(3, 1), torch.tensor([0, -1]), torch.tensor([10**6])])
-def test_targets_that_are_no_classes_are_not_counted(y):
+def test_targets_that_are_not_classes_are_not_counted(y):
     model = nn.Linear(2, 1)
     clients = [(torch.randn(len(y), 2), y)]
     task = Task(model, nn.functional.mse_loss, clients, None, None, 0, Layout.of(model))
     assert labels_of(task) is None
 
 
-def test_a_run_that_recorded_nothing_goes_on(tmp_path):
+def test_a_run_without_recorded_uploads_can_be_resumed(tmp_path):
     config = RunConfig.from_values({"clients": 3, "rounds": 2, "local_steps": 1})
     folder, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
     next(train_rounds(folder, federation, restore_run(folder, federation), 2))
@@ -201,7 +201,7 @@ def test_a_run_that_recorded_nothing_goes_on(tmp_path):
     assert [line["round"] for line in folder.uploads()] == [2]
 
 
-def test_a_line_that_a_crash_cut_off_is_dropped_with_what_follows(tmp_path):
+def test_an_incomplete_line_is_dropped_with_all_later_lines(tmp_path):
     config = RunConfig.from_values({"clients": 3, "rounds": 2, "local_steps": 1})
     folder, federation = RunFolder.create(tmp_path / "run", config), federation_of(config)
     list(train_rounds(folder, federation, restore_run(folder, federation), 2))

@@ -113,7 +113,7 @@ def point_of(record: Record) -> Point:
 
 
 def curve_summary(curve: Curve) -> str:
-    """Return the end of a curve in words.
+    """Return a description of a curve's last point.
 
     >>> curve_summary([Point(0.5, 0.25, 0.9)])
     'round 1, 0.50 Mibit per client, loss 0.250, accuracy 90.0 %'

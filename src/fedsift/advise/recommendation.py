@@ -55,9 +55,10 @@ def recommended_rounds(
 ) -> tuple[int, str]:
     """Return how many rounds the measured curve justifies, and the reason.
 
-    With a target: a margin over the rounds that reach it, measured or by the forecast. Without, or
-    if it is out of reach: until doubling the rounds adds less than :data:`MIN_GAIN`. Always at most
-    :data:`MAX_EXTRAPOLATION` times the rounds measured, and no more than the budget allows.
+    With a target, this is the number of rounds that reach it, measured or forecast, times a margin.
+    Without a target, or if it is out of reach, it is the number after which doubling the rounds
+    adds less than :data:`MIN_GAIN`. It is at most :data:`MAX_EXTRAPOLATION` times the number of
+    rounds measured, and within the budget.
 
     >>> from fedsift.advise.forecast import Point
     >>> curve = [Point(float(n), 1.0, 1 - 0.5 / n) for n in range(1, 7)]  # error 1/(2n)

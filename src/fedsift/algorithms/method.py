@@ -25,7 +25,7 @@ clients and ``(1, d)`` on the server, and start at zero."""
 
 @dataclass(frozen=True)
 class Context:
-    """What a method may know about the round besides the tensors."""
+    """Information about the round that a method may use besides the tensors."""
 
     layout: Layout
     round: int
@@ -110,7 +110,7 @@ def broadcast_nonzero(context: Context, mean: Moments, memory: Memory) -> tuple[
 
 
 def nonzero_parts(mean: Moments) -> Parts:
-    """Return the nonzero coordinates of W, M and V, under one mask where that is smaller."""
+    """Return the nonzero coordinates of W, M and V, under one shared mask if that is smaller."""
     values = {role: x[None] for role, x in moments(mean).items()}
     masks = {role: x != 0 for role, x in values.items()}
     union = masks["w"] | masks["m"] | masks["v"]
@@ -137,7 +137,7 @@ def global_weights(state: Moments, memory: Memory) -> Tensor:
 
 @dataclass(frozen=True)
 class Phase:
-    """The functions of a round, in the order in which it calls them.
+    """The functions of a round, in the order in which they are called.
 
     ``local_start(state, memory)``: where a client's local training starts;
     ``step(x, gradient)``: one local step, taken ``local_steps`` times;
@@ -192,7 +192,7 @@ def checked_message(returned: Any, memory: Memory, function: str) -> tuple[Parts
     >>> checked_message(((), {}), {"residual": zeros(1, 2)}, "send")
     Traceback (most recent call last):
     ...
-    ValueError: send returned the memory nothing, but the method declares: residual
+    ValueError: send returned memory named nothing; the method declares residual
     """
     if not (
         isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)
@@ -203,9 +203,7 @@ def checked_message(returned: Any, memory: Memory, function: str) -> tuple[Parts
         raise TypeError(f"{function} must return parts of a message made by sparse() or dense()")
     if set(new_memory) != set(memory):
         got, declared = (", ".join(sorted(x)) or "nothing" for x in (new_memory, memory))
-        raise ValueError(
-            f"{function} returned the memory {got}, but the method declares: {declared}"
-        )
+        raise ValueError(f"{function} returned memory named {got}; the method declares {declared}")
     return parts, new_memory
 
 

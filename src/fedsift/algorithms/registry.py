@@ -1,4 +1,4 @@
-"""Every method by its command-line name, with what its declaration says about it."""
+"""The registry of all methods by command-line name, with their settings and appearance."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ P = ParamSpec("P")
 class Method:
     """A registered method: the function that makes its algorithm, and how figures show it.
 
-    Methods of one ``color`` are told apart by a ``dashed`` line. Without a color a report gives
-    the method the next free one.
+    ``dashed`` lines distinguish methods of the same ``color``. A method without a color gets the
+    next free one in a report.
     """
 
     name: str
@@ -126,7 +126,7 @@ def describe() -> list[dict[str, Any]]:
     """Return everything about every method, sorted by name, as plain data that JSON can hold.
 
     >>> import fedsift.algorithms
-    >>> [each["label"] for each in describe() if each["color"] == "#0072b2"]
+    >>> [x["label"] for x in describe() if x["color"] == "#0072b2"]
     ['FedAdam-SSM']
     """
     return [METHODS[name].describe() for name in sorted(METHODS)]

@@ -1,8 +1,8 @@
-"""What a method's signature says about its settings: help, range and check, declared once.
+"""Settings of methods: help, range and check, declared in the method's signature.
 
 A method annotates each setting with one of the types below, or with its own
 ``Annotated[float, Setting(...)]``. The checks, the command line's options, the documentation and
-reports are all made from these declarations.
+reports are all generated from these declarations.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class DeclaredSetting:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or abs(value) > sys.float_info.max or not allowed.contains(value):
             raise ValueError(f"{self.name} must be {allowed.text}, got {value!r}")
-        return float(value) if self.kind is float else value  # so that 1 and 1.0 are one
+        return float(value) if self.kind is float else value  # 1 and 1.0 become equal settings
 
     def describe(self) -> dict[str, Any]:
         """Everything about the setting as plain data.

@@ -4,8 +4,8 @@ This project's own method.
 
 sift keeps FedAdam-SSM's shared mask and makes everything around it cheaper:
 
-- A client adds the residual to ΔW (what it has not sent so far, decayed every round) and sends the
-  largest coordinates of the sum in a few bits each.
+- A client adds its residual (the unsent part of earlier updates, decayed every round) to ΔW and
+  sends the largest coordinates of the sum in a few bits each.
 - ΔV is sent under the same mask, in logarithmic codes. M is not sent at all: its half-life of a few
   steps is shorter than a round, so every round starts with M = 0.
 - The server has Nesterov momentum instead, which costs no bits. It compresses its step as clients
@@ -65,11 +65,11 @@ Clip = Annotated[
     ),
 ]
 WarmupRounds = Annotated[
-    int, Setting("Rounds in which the bound on gradients rises, in quarters of clip", COUNT)
+    int, Setting("Rounds in which the bound on gradients rises to clip, in four steps", COUNT)
 ]
 Average = Annotated[
     float,
-    Setting("Share of all rounds over which W is averaged, 0 for W itself", FRACTION),
+    Setting("Share of all rounds over which W is averaged; 0 disables averaging", FRACTION),
 ]
 
 

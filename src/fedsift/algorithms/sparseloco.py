@@ -9,7 +9,7 @@ rate is 1. Two bits encode -s, 0 and s, where s is the mean magnitude of 256 val
 Three things differ from the paper. The inner optimizer is this project's Adam without weight decay,
 so that the methods differ only in what they send. Clients have the same weights as in every other
 method. The paper's replicas gather each other's messages; here the server broadcasts the mean,
-exactly, wherever any client sent something.
+exactly, at every coordinate that any client sent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fedsift.selection.masks import num_kept_per_chunk, top_k_per_chunk
 from fedsift.vector import Moments
 
 CHUNK = 4096
-"""Consecutive coordinates with a top-k mask of their own."""
+"""Consecutive coordinates that share a top-k mask."""
 BLOCK = 256
 """Values that share a scale."""
 OuterLearningRate = Annotated[float, Setting("Learning rate of the server", POSITIVE)]

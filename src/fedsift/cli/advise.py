@@ -75,7 +75,7 @@ def advise(
 
 @contextmanager
 def progress_line() -> Iterator[LineCallback]:
-    """Show what is being tried, and for how long, until the block ends."""
+    """Show the settings being tried and the elapsed time until the block ends."""
     columns = SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task("the first round", total=None)

@@ -36,14 +36,16 @@ def bench(
     precision: Annotated[
         str, typer.Option("--precision", help="On a GPU: fp32, tf32 or bf16.")
     ] = "fp32",
-    rounds: Annotated[int, typer.Option("--rounds", help="Rounds to take the median of.")] = 5,
+    rounds: Annotated[
+        int, typer.Option("--rounds", help="Number of rounds to time; the median is shown.")
+    ] = 5,
     as_json: Json = False,
 ) -> None:
     """Time a round on this machine, part by part, and compare with the physical limit.
 
     A round is 20 clients × 30 steps × 64 samples with FedAdam-SSM at density 5 %, on random data.
-    The limit is what the arithmetic and the memory traffic of the local steps take at the measured
-    peak speeds of this machine.
+    The limit is the time for the arithmetic and the memory traffic of the local steps at the
+    measured peak speeds of this machine.
 
     Example: `fedsift bench --models cnn --rounds 10`
     """
@@ -74,7 +76,7 @@ def models_to_time(models: str | None, device: str) -> list[str]:
 
 
 def check_bench(device: str, precision: str, rounds: int) -> None:
-    """Refuse a precision that the device lacks, or no rounds."""
+    """Check that the device supports the precision and that there is a round to time."""
     if precision not in catalog()["precisions"] or (precision != "fp32" and device != "cuda"):
         raise ConfigError(f"precision must be fp32, or on a GPU tf32 or bf16, got {precision!r}")
     if rounds < 1:

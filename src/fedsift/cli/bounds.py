@@ -124,7 +124,7 @@ def tables(found: dict[str, Any]) -> Iterator[Table]:
 
 
 def deviation_table(found: dict[str, Any]) -> Table:
-    """Return Theorem 1, its sharper form, and the bound that follows without a theorem."""
+    """Return Theorem 1, its sharper form, and the trivial bound."""
     headings = ("Γ (of ΔW)", "Λ (of ΔM)", "Θ (of ΔV)", "Φ (the rest)", "vacuous")
     table = number_table(
         "Theorem 1: deviation from centralized Adam after L steps, log₁₀", headings
@@ -132,7 +132,7 @@ def deviation_table(found: dict[str, Any]) -> Table:
     for name, row in (("Theorem 1", found["theorem_1"]), ("sharper", found["sharper"])):
         shown = [decimal(row[f"log_{c}"]) for c in ("gamma", "lambda", "theta", "phi")]
         table.add_row(name, *shown, yes(row["vacuous"]))
-    table.add_row("no theorem", "", "", "", decimal(found["travel"]["log_bound"]), "")
+    table.add_row("trivial bound", "", "", "", decimal(found["travel"]["log_bound"]), "")
     return table
 
 

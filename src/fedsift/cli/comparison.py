@@ -49,8 +49,8 @@ def checked_target(names: Any, target: Any) -> float:
     """Return the target; refuse a comparison without algorithms or a valid target."""
     if names is None or target is None:
         raise ConfigError(
-            "a comparison needs --algorithms a,b,c and --target, such as 0.95; --config may hold "
-            "both"
+            "compare needs --algorithms, such as fedadam-ssm,fedadam, and --target, such as 0.95, "
+            "as options or in the --config file"
         )
     if not isinstance(target, int | float) or not 0 < target <= 1:
         raise ConfigError(f"target must be in (0, 1], got {target}")
@@ -71,7 +71,7 @@ def open_folders(path: Path, configs: Sequence[RunConfig]) -> tuple[list[Run], i
 
 
 def train_all(path: Path, runs: Sequence[Run]) -> None:
-    """Train the remaining rounds of every run; a run that diverges is a result, too."""
+    """Train the remaining rounds of every run; a diverged run counts as a result."""
     command = f"the same command with --out {shlex.quote(str(path))}"
     for folder, config in runs:
         try:

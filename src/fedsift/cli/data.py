@@ -77,7 +77,7 @@ def get(name: Name, data_dir: DataDir = None) -> None:
 
 
 def download_with_progress(download: Download, source: Source) -> None:
-    """Download a file; if that fails, say how to get it by hand."""
+    """Download a file; if that fails, say how to download it manually."""
     from http.client import HTTPException
 
     from fedsift.data.download import fetch
@@ -98,13 +98,13 @@ def download_with_progress(download: Download, source: Source) -> None:
 
 
 def fail(problem: str, source: Source) -> NoReturn:
-    """Print in one line what went wrong and how to get the files by hand, and exit."""
+    """Print the problem and how to download the files manually, in one line, and exit."""
     from fedsift.data.download import file_state
     from fedsift.data.folder import data_folder
 
     missing = ", ".join(file.path for file in source.files if file_state(file) != "ok")
-    by_hand = f"or download these files from {source.page} into {data_folder()}: {missing}"
-    print(f"fedsift: {problem}, {by_hand}", file=sys.stderr)
+    manual_download = f"or download these files from {source.page} into {data_folder()}: {missing}"
+    print(f"fedsift: {problem}, {manual_download}", file=sys.stderr)
     raise typer.Exit(1)
 
 
@@ -135,7 +135,7 @@ def check(name: Name, data_dir: DataDir = None) -> None:
 
 
 def source_of(name: str, data_dir: Path | None) -> Source | None:
-    """Return the source of a data set, or None if it needs no download; use the data folder."""
+    """Set the data folder; return a data set's source, or None if it needs no download."""
     from fedsift.data.folder import use_data_folder
     from fedsift.data.official_sources import SOURCES
 

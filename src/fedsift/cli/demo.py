@@ -64,7 +64,7 @@ def deploy_demo(config: RunConfig, folder: RunFolder, parameters: int) -> None:
     """Start the federation, train with progress output, and end every process."""
     from fedsift.flower.local import LocalFederation, ProcessFailed
 
-    env = {"FEDSIFT_DATA": str(data_folder().absolute())}  # the processes have another directory
+    env = {"FEDSIFT_DATA": str(data_folder().absolute())}  # the processes run in another directory
     command = "the same command with --out " + shlex.quote(str(folder.path))
     federation = LocalFederation(folder.path / "federation", env)
     with explained_interruption(folder, command), exit_on_sigterm(), federation:

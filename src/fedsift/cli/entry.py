@@ -1,7 +1,7 @@
 """The command ``fedsift``.
 
-Importing this module imports no torch. Each command imports what it needs when it runs, so that
-``--help`` answers at once.
+Importing this module imports no torch. Each command imports what it needs when it runs, so
+``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def main(words: list[str] | None = None) -> int:
     """Run a command and return its exit code; see :mod:`fedsift.cli.exit_codes`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without θ shows a question mark
+            stream.reconfigure(
+                errors="replace"
+            )  # a terminal that cannot print θ shows a question mark
     try:
         return int(app(words, standalone_mode=False) or 0)
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from fedsift.errors import ConfigError, Diverged, TooFewClients, WorkerDied
 
 DISK_ERROR, BAD_INPUT, TRAINING_FAILED = 1, 2, 3
 INTERRUPTED, TERMINATED = 130, 143
-"""Ended by Ctrl-C or by SIGTERM: 128 and the signal's number, as in a shell."""
+"""Exit codes after Ctrl-C and SIGTERM: 128 plus the signal's number, as in a shell."""
 
 
 @contextmanager

@@ -19,7 +19,7 @@ DEFAULTS: Mapping[str, Any] = {key: about["default"] for key, about in catalog()
 METHOD_NAMES = ", ".join(method["name"] for method in catalog()["methods"])
 METHOD_PANEL = "Settings of the algorithm (each applies to the algorithms that have it)"
 FEW = 3
-"""The help of a setting that at most this many methods have names them."""
+"""The help of a setting names its methods if there are at most this many."""
 PANELS: dict[str, dict[str, str]] = {
     "Data and model": {
         "dataset": f"Data set: {', '.join(catalog()['datasets'])}.",
@@ -55,7 +55,7 @@ def with_run_options(
     defaults: Mapping[str, Any] = DEFAULTS,
     without: Container[str] = (),
 ) -> Callable[..., None]:
-    """Add every option of a run to a command, which receives the given ones as a dict ``given``."""
+    """Add every option of a run to a command; the options set go to its argument ``given``."""
     own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "given"]
     shared = [p for p in run_parameters(defaults) if p.name not in without]
     names = [p.name for p in shared]
@@ -67,7 +67,7 @@ def with_run_options(
 
     wrapped.__signature__ = Signature([*own, *shared])  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
-    del wrapped.__wrapped__  # typer would follow it to the signature without the options
+    del wrapped.__wrapped__  # otherwise typer reads the signature without the options
     return wrapped
 
 
@@ -132,7 +132,7 @@ def option_parameter(
 
 
 def path(text: str) -> Path:
-    """Return a path; refuse an empty one, which an unset shell variable leaves."""
+    """Return a path; refuse an empty one, which an unset shell variable can cause."""
     if not text:
         raise click.BadParameter("it is empty: leave the option out, or name a path")
     return Path(text)

@@ -1,4 +1,4 @@
-"""The progress of a run: a bar in a terminal, one line per round elsewhere."""
+"""The progress of a run: a bar in a terminal, one line per round otherwise."""
 
 from __future__ import annotations
 

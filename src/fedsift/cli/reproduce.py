@@ -68,7 +68,7 @@ def reproduce(
         bool, option("--stop-at-target", "Stop each run when it reaches the task's target.")
     ] = False,
     no_run: Annotated[
-        bool, option("--no-run", "Make the results from existing runs only.")
+        bool, option("--no-run", "Do not train: write the results of existing runs.")
     ] = False,
     jobs: Annotated[int, option("--jobs", "Number of runs to execute in parallel.")] = 1,
     minutes: Annotated[
@@ -92,8 +92,8 @@ def reproduce(
     """Reproduce tables and figures of the paper, or the comparison of sift.
 
     The same command continues where it stopped: finished runs are not repeated, and interrupted
-    runs resume. A run that fails does not stop the others. The results are made from all runs in
-    the folder. The runs need only the core dependencies; only the figures need matplotlib.
+    runs resume. A run that fails does not stop the others. The results include all runs in the
+    folder. The runs need only the core dependencies; only the figures need matplotlib.
 
     For example:
 
@@ -204,12 +204,12 @@ def show_results(
     name = experiment.name
     paths = list(write_results(experiment, selection, out, results))
     if not paths and experiment.kind != "updates" and read_lines(experiment, selection, out):
-        print(f"{name} compares methods and needs at least two: {out} has runs of too few")
+        print(f"{name} compares methods, but {out} has runs of fewer than two")
         return
     if not paths:
         if may_be_empty:
             return
-        raise ValueError(f"there is no run of {name} in {out}")
+        raise ValueError(f"{out} contains no run of {name}")
     if experiment.kind != "updates":
         print_tables(experiment, selection, results / f"{name}.json", out)
     try:
@@ -229,7 +229,7 @@ def print_tables(experiment: Experiment, selection: Selection, file: Path, out: 
     has_all_settings = experiment.kind == "settings"
     lines = [line for line in lines if is_selected(line, selection, has_all_settings)]
     if not lines:
-        raise ValueError(f"there is no such run of {experiment.name} in {out}")
+        raise ValueError(f"no run of {experiment.name} in {out} matches the selection")
     make_table = traffic_table if experiment.kind == "traffic" else paper_table
     for (task, setting), group in groupby(lines, lambda line: (line["task"], line["setting"])):
         console.print(make_table(list(group), f"{task}, {setting}"))

@@ -33,17 +33,17 @@ def paper_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
     for line in lines:
         reached = f"{line['reached']}/{len(line['seeds'])}"
         ours = number(line["mibit"], "∞")
-        theirs = number(line["paper_mibit"], "∞" if line["in_paper"] else "–")
+        paper = number(line["paper_mibit"], "∞" if line["in_paper"] else "–")
         ratios = [number(line[key], "", "×") for key in ("ratio", "paper_ratio")]
         runs = (reached, str(line["rounds"]))
         best = line["best_accuracy"]
         percent = number(None if best is None else 100 * best, "–")
-        table.add_row(line["method"], ours, ratios[0], *runs, theirs, ratios[1], percent)
+        table.add_row(line["method"], ours, ratios[0], *runs, paper, ratios[1], percent)
     return table
 
 
 def add_columns(table: Table, headings: Sequence[str]) -> None:
-    """Add columns of which only the first may wrap."""
+    """Add columns; only the first one may wrap."""
     for heading in headings:
         first = heading == headings[0]
         table.add_column(
@@ -55,10 +55,10 @@ TRAFFIC = ("method", "MB up", "ratio", "down", "both", "ratio", "best", "final")
 
 
 def traffic_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
-    """Return the measured traffic to the task's target and, below it, to FedAdam's best."""
+    """Return the measured traffic to the task's target and, in a second row, to FedAdam's best."""
     table = plain_table(
         f"{title}: MB per client to {100 * lines[0]['target']['accuracy']:.1f} %\n"
-        "and, below, to FedAdam's best; ratio: times less than FedAdam-SSM in the paper's format"
+        "and, below, to FedAdam's best; ratio: reduction vs FedAdam-SSM in the paper's format"
     )
     add_columns(table, TRAFFIC)
     for line in lines:
@@ -101,7 +101,7 @@ def short(x: float) -> str:
 
 
 def number(x: float | None, missing: str, unit: str = "") -> str:
-    """Format a number with two decimals, or none from a thousand.
+    """Format a number with two decimals, or without decimals if it is at least 1000.
 
     >>> number(2.944, "∞", "×"), number(18559.3, ""), number(None, "∞")
     ('2.94×', '18559', '∞')

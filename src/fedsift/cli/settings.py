@@ -1,4 +1,4 @@
-"""From options and a TOML file to the settings of a run."""
+"""Merge command-line options and a TOML file into the settings of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def merge_config_file(file: Path | None, given: Mapping[str, Any]) -> dict[str, 
 
 
 def path_setting(key: str, value: Any) -> Path:
-    """Return a setting that names a path, from a config file or already parsed."""
+    """Return the path that a setting names; settings from a config file are strings."""
     if isinstance(value, Path):
         return value
     check_type(key, value, "str")
@@ -36,7 +36,7 @@ def path_setting(key: str, value: Any) -> Path:
 
 
 def new_folder(name: str) -> Path:
-    """Return a path under ``runs/`` that does not exist yet, made of the name and the time."""
+    """Return an unused path under ``runs/``, which consists of the name and the time."""
     stem = f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}"
     candidate, number = Path(stem), 2
     while candidate.exists():

@@ -1,4 +1,4 @@
-"""End in good order on SIGTERM, as batch systems and containers send it."""
+"""Shut down cleanly on SIGTERM, which batch systems and containers send."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fedsift.engine.processes.torchrun import ranks
 def exit_on_sigterm() -> Iterator[None]:
     """Inside the block, let SIGTERM raise SystemExit, so that a run is saved.
 
-    Forked processes ignore the signal: they end with this one. Under torchrun, the engine handles
-    the signal.
+    Forked processes ignore the signal because they end with this one. Under torchrun, the
+    engine handles the signal.
     """
     if ranks() > 1:
         yield
         return
     process = os.getpid()
 
-    def leave(number: int, frame: FrameType | None) -> None:
+    def raise_exit(number: int, frame: FrameType | None) -> None:
         if os.getpid() == process:
             signal.signal(number, signal.SIG_IGN)  # saving takes a moment: do not interrupt it
             raise SystemExit(TERMINATED)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = signal.signal(signal.SIGTERM, raise_exit)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The tables that end a run and a comparison."""
+"""The closing tables of a run and of a comparison."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ COMPARISON = ("algorithm", "MB", "vs dense", "Mibit", "round", "best %", "final 
 
 
 def comparison_table(rows: Iterable[Row], title: str, config: RunConfig, parameters: int) -> Table:
-    """Return a table like the paper's Table 1 for one task, in MB per client first."""
+    """Return a table like the paper's Table 1 for one task, with MB per client first."""
     rows = list(rows)
     table = plain_table(title)
     for heading in COMPARISON:
@@ -73,8 +73,8 @@ def comparison_table(rows: Iterable[Row], title: str, config: RunConfig, paramet
         style = "bold green" if row.ratio == 1 else None
         table.add_row(*comparison_cells(row, config, parameters), style=style)
     table.caption = (
-        "MB: uplink per client to the target; vs dense: times fewer than dense\n"
-        "FedAdam would send in as many rounds; Mibit: by the paper's formula"
+        "MB: uplink per client to the target; vs dense: times less than dense\n"
+        "FedAdam would send in the same rounds; Mibit: by the paper's formula"
     )
     return table
 

@@ -1,4 +1,4 @@
-"""What all commands print with: consoles, tables and numbers."""
+"""Terminal output shared by all commands: consoles, tables and number formats."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def file_size(size: float) -> str:
 
 
 def times_fewer(size: float, dense: float) -> str:
-    """Return how many times fewer bytes than a dense upload, in at most three digits.
+    """Return the dense size divided by the size, with at most one decimal.
 
     >>> times_fewer(1000, 40_000), times_fewer(3000, 10_000), times_fewer(100, 100)
     ('40×', '3.3×', '1.0×')
@@ -65,5 +65,5 @@ def percent(x: float | None) -> str:
 
 
 def print_path(what: str, path: Path) -> None:
-    """Print the path of a written file on a line of its own that can be copied."""
+    """Print the path of a written file on its own line, so that it can be copied."""
     print(f"{what}: {path}")

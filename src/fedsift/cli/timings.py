@@ -86,10 +86,10 @@ def time_model(name: str, device: str, precision: str, rounds: int, peaks: Peaks
     """Time the rounds of one model."""
     federation = federation_for(name, device, precision)
     after, _ = federation.run_round(federation.initial_snapshot())
-    (whole,) = in_turn(device, rounds, following(federation, after))
+    (whole,) = median_seconds(device, rounds, round_runner(federation, after))
     select = client_seconds(federation, after, device, rounds)
     merge = server_seconds(federation, after, device, rounds)
-    (evaluate,) = in_turn(device, rounds, lambda: federation.engine.evaluate(after.state.w))
+    (evaluate,) = median_seconds(device, rounds, lambda: federation.engine.evaluate(after.state.w))
     flops, traffic = work_of(name, federation)
     limit = max(flops / peaks.flops, traffic / peaks.bytes)
     train = max(0.0, whole - select - merge)
@@ -132,33 +132,33 @@ def samples(number: int, shape: tuple[int, ...], draw: torch.Generator) -> Data:
     return torch.randn(number, *shape, generator=draw), y
 
 
-def following(federation: Federation, snapshot: Snapshot) -> Callable[[], None]:
+def round_runner(federation: Federation, snapshot: Snapshot) -> Callable[[], None]:
     """Return a function that runs the next round at each call."""
 
-    def play() -> None:
+    def run_next_round() -> None:
         nonlocal snapshot
         snapshot, _ = federation.run_round(snapshot)
 
-    return play
+    return run_next_round
 
 
 def client_seconds(federation: Federation, snapshot: Snapshot, device: str, rounds: int) -> float:
     """Time the clients' work after their last step: select coordinates and count the bytes.
 
     A GPU does it for all clients at once, a CPU client by client in several processes. On a GPU
-    this work is queued while the local steps run, so its time is how much later both are done.
+    this work is queued while the local steps run, so its time is the delay that it adds.
     """
     layout, d = federation.task.layout, federation.task.layout.d
-    together = CLIENTS if device == "cuda" else 1
-    phase, clients = federation.algorithm.phase(2), tuple(range(together))
-    start = Moments(*(x.expand(together, -1) for x in snapshot.state))
-    noise = torch.randn(together, d, generator=torch.Generator().manual_seed(0)).to(start.w)
+    stacked = CLIENTS if device == "cuda" else 1
+    phase, clients = federation.algorithm.phase(2), tuple(range(stacked))
+    start = Moments(*(x.expand(stacked, -1) for x in snapshot.state))
+    noise = torch.randn(stacked, d, generator=torch.Generator().manual_seed(0)).to(start.w)
     end = Moments(*(x + 1e-3 * noise.roll(n, -1) for n, x in enumerate(start)))
     specs = [Spec(layout, federation.algorithm.name, 2, n) for n in clients]
 
     def send() -> None:
         parts, _ = phase.send(Context(layout, 2, 0, clients), LocalUpdate(start, end), {})
-        encoded_sizes(Update(parts, (1.0,) * together), specs)
+        encoded_sizes(Update(parts, (1.0,) * stacked), specs)
 
     if device == "cuda":
         train = long_work(device)
@@ -167,10 +167,10 @@ def client_seconds(federation: Federation, snapshot: Snapshot, device: str, roun
             train()
             send()
 
-        alone, followed = in_turn(device, rounds, train, train_and_send)
-        return max(0.0, followed - alone)
+        train_only, train_then_send = median_seconds(device, rounds, train, train_and_send)
+        return max(0.0, train_then_send - train_only)
     processes = getattr(federation.engine, "processes", 1)
-    return in_turn(device, rounds, send)[0] * CLIENTS / together / processes
+    return median_seconds(device, rounds, send)[0] * CLIENTS / stacked / processes
 
 
 def long_work(device: str) -> Callable[[], None]:
@@ -199,10 +199,10 @@ def server_seconds(federation: Federation, snapshot: Snapshot, device: str, roun
         inbox.merge_held()
         federation.broadcast(replace(snapshot, round=round), phase, inbox.total.mean())
 
-    return in_turn(device, rounds, serve)[0]
+    return median_seconds(device, rounds, serve)[0]
 
 
-def in_turn(device: str, times: int, *works: Callable[[], object]) -> list[float]:
+def median_seconds(device: str, times: int, *works: Callable[[], object]) -> list[float]:
     """Return the median seconds of each function, calling them alternately."""
     seconds: list[list[float]] = [[] for _ in works]
     for _ in range(times):

@@ -27,7 +27,7 @@ FINE_BITS = 3
 """The finest buckets split an octave of gaps into 2**3."""
 NUM_BUCKETS = 240
 """Fine buckets needed for gaps below 2**32."""
-_MIN_SEGMENT = 1 << 16  # a table of its own does not pay off for a smaller layer
+_MIN_SEGMENT = 1 << 16  # a separate table does not pay off for a smaller layer
 _UNIFORM = constriction.stream.model.Uniform()
 _LOW_BITS_AT_ONCE = 16  # low bits of a gap are coded in symbols of at most this many bits
 

@@ -57,7 +57,7 @@ def bytes_by_part(update: Update, specs: Sequence[Spec], frames: Sequence[int]) 
     """Split the bytes of a stack's frames into ``header``, ``mask``, ``w``, ``m`` and ``v``.
 
     ``frames`` are the frames' sizes. Masks and values include the fields with their lengths; the
-    header includes everything else, also the checksum.
+    header includes everything else, including the checksum.
 
     >>> from torch import nn, tensor
     >>> from fedsift.codec.frame import encoded_size

@@ -1,8 +1,8 @@
 """Triton kernels for the sizes of entropy-coded masks and values; imported only with a GPU.
 
 The arithmetic equals that of ``range_coder``, ``index_gaps`` and ``index_sizes`` bit for bit. One
-program computes what is one row of a tensor there: launching a kernel takes a GPU longer than
-running one of these.
+program computes one row of their tensors. Few kernels are used, as launching one takes longer than
+running it.
 """
 
 import triton

@@ -19,7 +19,7 @@ from fedsift.selection.masks import positions
 from fedsift.vector import Moments
 
 Role = Literal["w", "m", "v"]
-"""Which tensor values belong to: W, M or V."""
+"""The tensor that values belong to: W, M or V."""
 ROLES: tuple[Role, ...] = ("w", "m", "v")
 ClientIndex = slice | list[int]
 """Selects clients of a stack."""

@@ -34,7 +34,7 @@ class BlockCoder:
 
     Bytes: the scales, then the codes of b bits each: the level, and above it the sign. Level 0 has
     no sign. The codes are bit-packed or entropy-coded, whichever is shorter; the number of bytes
-    tells which. ``block`` is a power of two, or None for a single block. Scales are float32, or
+    says which. ``block`` is a power of two, or None for a single block. Scales are float32, or
     float64 with ``float64_scales``.
     """
 

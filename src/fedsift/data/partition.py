@@ -24,7 +24,7 @@ def iid(labels: NDArray[np.int64], clients: int, seed: int) -> list[Rows]:
 
 
 MAX_THETA = 1e100
-"""A larger θ makes no difference, as all shares are equal; the sums of very large ones overflow."""
+"""θ is limited to this: all shares are then equal, and sums of larger values could overflow."""
 
 
 def dirichlet(labels: NDArray[np.int64], clients: int, seed: int, theta: float) -> list[Rows]:

@@ -1,4 +1,4 @@
-"""The local training of one client: what every CPU engine runs, in some order."""
+"""The local training of one client: shared by all CPU engines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LocalSteps = Callable[[Task, Job, int, Moments], tuple[Moments, float]]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread, which is faster for small operations and always gives equal bits."""
+    """Run torch on one thread, which is faster for small operations and gives reproducible bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

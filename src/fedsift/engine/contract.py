@@ -72,7 +72,7 @@ class Results:
 class Received:
     """A frame from a remote client, not yet checked.
 
-    The client keeps its own memory, and finds it by the ``receipt`` of the upload it dates from.
+    The client keeps its own memory, identified by the ``receipt`` of this upload.
     """
 
     client: int

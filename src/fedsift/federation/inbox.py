@@ -66,7 +66,7 @@ class Inbox:
 
     An upload with an unusual norm is held back, together with all uploads after it, so that updates
     are added in the order of their arrival. :meth:`merge_held` decides on them at the end of the
-    round, or earlier if they take more than ``MAX_HELD_BYTES``. The first round holds all back.
+    round, or earlier if they take more than ``MAX_HELD_BYTES``. In round 1, all are held back.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class Memories(Mapping[int, Memory]):
 
     @abstractmethod
     def keep(self, memory: Memory) -> Any:
-        """Store a memory, and return what :meth:`replaced` takes for it."""
+        """Store a memory, and return the handle to pass to :meth:`replaced`."""
 
     @abstractmethod
     def replaced(self, stored: Mapping[int, Any]) -> Memories:

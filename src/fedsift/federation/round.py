@@ -94,7 +94,7 @@ class Federation:
         return Snapshot(0, state, memory, InMemory(), Traffic(downlink_bytes=size))
 
     def model_weights(self, snapshot: Snapshot) -> Tensor:
-        """Return the weights to evaluate and to hand out."""
+        """Return the weights to evaluate and to return to the user."""
         return self.algorithm.model(snapshot.state, snapshot.server_memory)
 
     def run_round(self, before: Snapshot) -> tuple[Snapshot, RoundReport]:
@@ -177,7 +177,7 @@ class Federation:
         return decode(reply.frame, self.task.layout, limits)
 
     def base_hash(self, state: Moments) -> bytes:
-        """Return the hash of the base state; zeros, to save time, where no frames are built."""
+        """Return the hash of the base state; zeros, to save time, if no frames are built."""
         return state_hash(state) if self.wire.builds_frames else bytes(8)
 
     def frame_spec(self, round: int, base: bytes) -> Spec:
@@ -230,7 +230,7 @@ class Federation:
 
 
 def run_id(layout: Layout, algorithm: Algorithm, seed: int, batch_size: int | None) -> bytes:
-    """Return eight bytes that two parties share only if they train the same in the same way."""
+    """Return a hash of the model's layout, the method, the seed and the batch size."""
     about = (layout.fingerprint(), repr(algorithm), seed, batch_size)
     return hashlib.blake2b(repr(about).encode(), digest_size=8).digest()
 

@@ -26,7 +26,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a round changes. Checkpoints store it; each round makes the next one.
+    """Everything that a round changes. Checkpoints store it, and each round returns a new one.
 
     ``receipts`` identifies, by client, the last merged upload of a remote client that keeps its own
     memory. In a simulation it is empty, and ``client_memory`` holds the memories themselves.

@@ -6,7 +6,7 @@ makes the ClientApp, and :func:`arrays_of`, which turns a model into the strateg
 ============= ==================================================================================
 Server        strategy.py: settings and Flower's Strategy interface; run.py: a run in progress;
               engine.py: replies as results of the round; deployment.py: checks of remote uploads,
-              and traffic; requests.py: what a round sends to whom; exchange.py: messages out,
+              and traffic; requests.py: the requests of a round; exchange.py: messages out,
               replies in; pull.py: downloads of bounded size
 Client        client.py: training on request; store.py: the client's file on disk
 Both          protocol.py: requests and replies as Flower messages; arrays.py: models as vectors
@@ -14,8 +14,8 @@ Local demo    demo.py: ``fedsift run`` as a Flower app; local.py: all processes 
               one machine; keys.py: their certificates and keys
 ============= ==================================================================================
 
-Names are imported when they are first used. Flower starts a process per message, and a client needs
-nothing of the server's half.
+Names are imported when they are first used. Flower starts a process per message, and a client
+does not need the server's modules.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ AppConfig = dict[str, bool | float | int | str]
 """The run config of a Flower app."""
 MakeAlgorithm = Callable[[AppConfig], Algorithm]
 Train = Callable[[nn.Module, torch.optim.Optimizer, Data, ConfigRecord], float]
-"""Your own training loop: (model, optimizer, data, config) to the mean loss. The optimizer is a
+"""Your own training loop: (model, optimizer, data, config) -> mean loss. The optimizer is a
 :class:`fedsift.Adam` that holds the global moments. The config is the server's ``train_config`` and
 the round, as ``server-round``."""
 
@@ -224,7 +224,7 @@ def check_request(request: TrainRequest, algorithm: Algorithm, layout: Layout) -
         )
     if request.run != run_id(layout, algorithm, request.seed, request.batch_size or None):
         raise ValueError(
-            "the server's model has other parameters than this client's: pass "
+            "the server's model has different parameters than this client's: pass "
             "fedsift.flower.arrays_of(model) to the server"
         )
 
@@ -241,7 +241,7 @@ def updated_state(
     elif stored is None:
         return None
     elif (base := state_hash(stored)) == request.state:
-        return stored  # the same request was delivered before
+        return stored  # the same request was delivered twice
     else:
         try:
             delta = decode(request.frame, layout, replace(limits, base=base))
@@ -254,7 +254,7 @@ def updated_state(
 
 
 def memory_after(receipt: bytes, algorithm: Algorithm, stored: ClientState) -> Memory:
-    """Return the client's memory after the upload of that receipt; zeros before the first."""
+    """Return the client's memory after the upload with that receipt; zeros before the first."""
     assert stored.state is not None
     if receipt in stored.memories:
         return stored.memories[receipt]

@@ -16,7 +16,7 @@ from fedsift.flower.arrays import arrays_from_vector
 from fedsift.flower.exchange import Exchange
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-"""Evaluates a model on the server: (round, arrays) to metrics."""
+"""Evaluates a model on the server: (round, arrays) -> metrics."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class RemoteEngine:
     def train(self, job: Job) -> Iterator[Received | Missing]:
         """Yield the result of each client in the cohort's order, so that sums have fixed bits.
 
-        Results that arrive early wait as the small frames they are.
+        Results that arrive early are kept as small encoded frames.
         """
         exchange = self.current
         early: dict[int, Received | Missing] = {}

@@ -1,4 +1,4 @@
-"""The messages of one round: requests to the SuperNodes, their replies, and who did not reply."""
+"""The messages of one round: requests to the SuperNodes, their replies, and missing replies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fedsift.flower.requests import NodeStatus, RoundRequests
 from fedsift.flower.store import receipt_of
 
 POLL_SECONDS = 0.5
-"""Pause before the SuperLink is asked again."""
+"""Seconds between two queries to the SuperLink."""
 
 
 def wait_for_nodes(grid: Grid, wanted: int, needed: int, seconds: float) -> list[int]:
-    """Return the connected nodes, after waiting until ``wanted`` or, in the end, ``needed`` are."""
+    """Wait for ``wanted`` nodes and return them; at the timeout, accept at least ``needed``."""
     deadline, logged = time.monotonic() + seconds, -1
     while len(nodes := sorted(grid.get_node_ids())) < wanted and time.monotonic() < deadline:
         if len(nodes) != logged:
@@ -42,15 +42,15 @@ def wait_for_nodes(grid: Grid, wanted: int, needed: int, seconds: float) -> list
 class Exchange:
     """The messages of one round.
 
-    Each node states which client it is, and a hostile one may state anything. ``asked`` maps the id
-    of each message to the node that it was sent to. ``unanswered`` holds the ids of messages
+    Each node states its own client number, and a hostile node may state any. ``recipients`` maps
+    the id of each message to the node that it was sent to. ``unanswered`` holds the ids of messages
     without a reply, and ``pending`` the clients without a result. ``problems`` gives, by node, why
     its reply does not count.
     """
 
     grid: Grid
     requests: RoundRequests
-    asked: dict[str, int] = field(default_factory=dict)
+    recipients: dict[str, int] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
     problems: dict[int, str] = field(default_factory=dict)
     pending: set[int] = field(init=False)
@@ -63,12 +63,12 @@ class Exchange:
         self.pull = pull_function(self.grid, self.requests.max_reply_bytes)
 
     def replies(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Send messages, and yield replies as they arrive, until all have or the time is up."""
+        """Send messages, and yield replies as they arrive, until the last one or the timeout."""
         deadline = time.monotonic() + self.requests.seconds
         self.send(messages)
         while self.unanswered:
             is_last = time.monotonic() > deadline
-            for id in [id for id in self.asked if id in self.unanswered]:
+            for id in [id for id in self.recipients if id in self.unanswered]:
                 if (reply := self.pull_reply(id)) is not None:
                     yield reply
             if is_last:
@@ -82,7 +82,7 @@ class Exchange:
             if reply is not None and reply.metadata.reply_to_message_id != id:
                 raise MalformedReply("its reply names a message that it was not sent")
         except MalformedReply as problem:
-            self.problems[self.asked[id]] = str(problem)
+            self.problems[self.recipients[id]] = str(problem)
             self.unanswered.discard(id)
             return None
         if reply is not None:
@@ -93,17 +93,17 @@ class Exchange:
         """Send messages, and record which node each was sent to."""
         sent = list(messages)
         ids = self.grid.push_messages(sent)
-        asked = {id: m.metadata.dst_node_id for id, m in zip(ids, sent, strict=True)}
-        self.asked |= asked
-        self.unanswered |= asked.keys()
+        recipients = {id: m.metadata.dst_node_id for id, m in zip(ids, sent, strict=True)}
+        self.recipients |= recipients
+        self.unanswered |= recipients.keys()
 
     def result_in(self, message: Message) -> Received | Missing | None:
         """Return the result of a pending client; None if the message contains none.
 
-        Replies to messages that were not sent are dropped. A node that is behind is sent the whole
-        state.
+        Replies to messages that were not sent are dropped. A node without the last state is sent
+        the whole state.
         """
-        node = self.asked.get(message.metadata.reply_to_message_id)
+        node = self.recipients.get(message.metadata.reply_to_message_id)
         if node is None:
             return None
         try:
@@ -134,7 +134,9 @@ class Exchange:
         is_taken = others and set(others) & set(self.grid.get_node_ids())
         clients = len(self.requests.federation.task.clients)
         if is_taken or not 0 <= client < clients or status.client not in (None, client):
-            raise MalformedReply(f"it claims to be client {client}, which it cannot be")
+            raise MalformedReply(
+                f"it claims to be client {client}, which is invalid or already taken"
+            )
         if reply.outcome == "update" and client not in self.pending:
             raise MalformedReply(f"it sent an update of client {client}, which is not expected")
         for other in others:
@@ -145,12 +147,12 @@ class Exchange:
         return status
 
     def missing_reason(self, client: int) -> str:
-        """Return why there is no result of a client."""
+        """Return why a client has no result."""
         clients = {n: status.client for n, status in self.requests.nodes.items()}
         for node, problem in self.problems.items():
             if clients.get(node) == client:
                 return problem
-        silent = {clients.get(self.asked[id]) for id in self.unanswered}
+        silent = {clients.get(self.recipients[id]) for id in self.unanswered}
         return self.no_reply_reason if silent & {client, None} else "no node is this client"
 
     def problems_of_unknown_nodes(self) -> dict[str, str]:

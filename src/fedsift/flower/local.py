@@ -51,7 +51,7 @@ class LocalFederation:
         self.folder = self.folder.absolute()
         self.home.mkdir(parents=True, exist_ok=True)
         for old in (*self.folder.glob("state.db*"), *self.folder.glob("*.log")):
-            old.unlink()  # of earlier keys and runs
+            old.unlink()  # files of earlier runs, with other keys
         make_certificates(self.folder, self.address)
         self.port = self.port or free_port()
         superlink = {
@@ -173,7 +173,7 @@ class LocalFederation:
     def wait_until(
         self, condition: Callable[[], bool], *names: str, seconds: float = READY_SECONDS
     ) -> None:
-        """Wait until the condition holds; fail if one of the named processes ends before."""
+        """Wait until the condition holds; fail if one of the named processes ends first."""
         deadline = time.monotonic() + seconds
         while not condition():
             for name in names:

@@ -1,6 +1,6 @@
 """The messages between server and clients: a request down, a reply up, frames in both.
 
-A frame travels as the raw bytes of one Flower ``Array`` with a serialization type of its own, so
+A frame travels as the raw bytes of one Flower ``Array`` with its own serialization type, so
 Flower neither copies nor converts it. Everything else is a small ``ConfigRecord``.
 """
 
@@ -16,7 +16,7 @@ from fedsift.codec.frame import CHECKSUM_BYTES
 RECORD = "fedsift"
 STYPE = "fedsift/v1"
 MAX_REASON_LENGTH = 200
-"""The number of characters to which a client's reason is cut."""
+"""A client's reason is truncated to this many characters."""
 
 FrameKind = Literal["full", "delta", "none"]
 Outcome = Literal["update", "behind", "absent", "failed"]
@@ -30,15 +30,15 @@ class MalformedReply(ValueError):
 class TrainRequest:
     """What the server sends to a client in a round.
 
-    ``state`` is the hash of the global state from which the round starts, and ``frame`` leads to
-    that state. Its ``kind`` says how: it contains the whole state (``full``), the broadcast of the
+    ``state`` is the hash of the global state from which the round starts, and ``frame`` transmits
+    that state, depending on ``kind``: it contains the whole state (``full``), the broadcast of the
     last round, to be applied to the state before (``delta``), or nothing, as the client holds the
     state already (``none``).
 
-    ``cohort`` is the client, or the whole cohort if the server does not know yet which client it
-    is talking to. For each of them, ``receipts`` identifies the last upload that was merged, and so
-    the memory to continue from. It is empty if the method's clients have no memory. ``seconds``
-    limits the time for training.
+    ``cohort`` is the client, or the whole cohort if the server does not yet know which
+    client the node is. For each of them, ``receipts`` identifies the last upload that was merged,
+    and thus the memory to continue from. It is empty if the method's clients have no memory.
+    ``seconds`` limits the time for training.
     """
 
     round: int
@@ -71,7 +71,7 @@ class TrainRequest:
 
 @dataclass(frozen=True)
 class TrainReply:
-    """A client's update, or why it sends none.
+    """A client's update, or the reason why it sends none.
 
     ``behind``: the client does not hold the state that a delta starts from. ``absent``: it is not
     in the cohort. ``failed``: its training raised an error, given in ``reason``.

@@ -2,9 +2,9 @@
 
 Flower 1.41's ``Grid.pull_messages`` downloads and decodes whatever clients have uploaded, and waits
 until every object of every reply has arrived. A single hostile client could crash the server, delay
-the round or exhaust the memory. Flower's public API offers no bounds, so for Flower's HTTP grid
-this module, and no other, uses the grid's internal client. Other grids, such as the one of Flower's
-simulation, already hold the replies in memory; they are asked through ``pull_messages``.
+the round or exhaust the memory. Flower's public API offers no bounds, so this module (and no other)
+uses the internal client of Flower's HTTP grid. Other grids, such as the one of Flower's simulation,
+already hold the replies in memory and are read through ``pull_messages``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RECORDS = 32
 """Upper bound for the number of objects in a reply that are not chunks of an array."""
 
 Pull = Callable[[str], Message | None]
-"""Returns the reply to the message of that id, or None if it has not arrived completely.
+"""Returns the reply to the message with that id, or None if it has not arrived completely.
 
 Raises :class:`MalformedReply` if the reply is refused. A refused reply is not pulled again.
 """
@@ -86,7 +86,7 @@ class BoundedPull:
     downloads: dict[str, ReplyDownload] = field(default_factory=dict)
 
     def __call__(self, id: str) -> Message | None:
-        """Return the reply to the message of this id; see :data:`Pull`."""
+        """Return the reply to the message with this id; see :data:`Pull`."""
         try:
             if id not in self.downloads and not self.start_download(id):
                 return None
@@ -114,7 +114,7 @@ class BoundedPull:
         return list(dict.fromkeys(ids))
 
     def continue_download(self, id: str) -> Message | None:
-        """ReplyDownload the objects that have arrived, and return the reply once it is complete."""
+        """Download the objects that have arrived, and return the reply once it is complete."""
         download = self.downloads[id]
         try:
             if not self.download_available(download):
@@ -127,7 +127,7 @@ class BoundedPull:
         return message
 
     def download_available(self, download: ReplyDownload) -> bool:
-        """ReplyDownload objects until one has not arrived, and return whether all have."""
+        """Download objects until one has not arrived, and return whether all have."""
         while download.missing:
             content = self.pull_object(download.missing[-1])
             if content is None:
@@ -158,7 +158,7 @@ class BoundedPull:
 
     @contextmanager
     def bounded(self) -> Iterator[RuntimeHttpClient]:
-        """Yield the grid's client, which refuses too long responses before reading them."""
+        """Yield the grid's client, which refuses overlong responses before reading them."""
         client = self.grid._runtime_client
         hooks = client._client.event_hooks["response"]
         hooks.append(self.check_length)

@@ -15,7 +15,7 @@ from fedsift.flower.protocol import FrameKind, TrainRequest
 from fedsift.flower.store import NO_RECEIPT
 
 GRACE_SECONDS = 30.0
-"""How much longer than a round its messages live. When one expires, Flower itself replies to it."""
+"""Seconds that messages live after their round. Flower itself replies to expired messages."""
 
 
 @dataclass
@@ -28,10 +28,10 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class RoundRequests:
-    """The requests of one round: only the changes to nodes that hold the last state.
+    """The requests of one round.
 
-    Other nodes receive the whole state. ``seconds`` limits the round, and ``config`` is sent to the
-    clients' own training loops.
+    Nodes that hold the last state receive only the changes, others the whole state. ``seconds``
+    limits the round, and ``config`` is sent to the clients' own training loops.
     """
 
     federation: Deployment
@@ -68,7 +68,7 @@ class RoundRequests:
         return encode(full_update(self.snapshot.state), spec)
 
     def is_needed(self, node: int) -> bool:
-        """Whether a node's client is in the cohort, or may be because it is not known yet."""
+        """Whether a node's client is in the cohort or not yet known."""
         status = self.nodes.get(node)
         return status is None or status.client is None or status.client in self.cohort
 

@@ -33,7 +33,7 @@ from fedsift.simulation import Record, run_rounds
 class DeployedRun:
     """A run in progress.
 
-    ``config`` is the configuration that trains; its file may be edited meanwhile. ``timeout``
+    ``config`` is the configuration in use, even if its file is edited during the run. ``timeout``
     limits each round in seconds, ``wait`` the time to wait for SuperNodes.
     """
 
@@ -79,7 +79,7 @@ class DeployedRun:
 
     @property
     def result(self) -> Result:
-        """What ``FedSift.start`` returns, as far as the run has come."""
+        """The result of ``FedSift.start`` up to the last round."""
         return self.engine.result
 
     def start_round(self, config: ConfigRecord, grid: Grid) -> list[Message]:

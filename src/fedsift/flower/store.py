@@ -14,7 +14,7 @@ from fedsift.runs.disk import CorruptFile, load_tensors, save_tensors
 from fedsift.vector import Layout, Moments
 
 NO_RECEIPT = bytes(8)
-"""The receipt of a client of which no upload was merged yet."""
+"""The receipt of a client before its first merged upload."""
 
 
 def receipt_of(frame: bytes) -> bytes:
@@ -26,8 +26,8 @@ def receipt_of(frame: bytes) -> bytes:
 class ClientState:
     """The global state that a client holds, and its own memories by receipt.
 
-    A client does not know whether its last upload was merged. It therefore stores its memory from
-    before and from after that upload. The receipt in the next request selects one of them.
+    A client does not know whether its last upload was merged. It therefore stores its memory
+    before and after that upload. The receipt in the next request selects one of them.
     """
 
     state: Moments | None = None
@@ -36,7 +36,7 @@ class ClientState:
 
 @dataclass(frozen=True)
 class ClientStore:
-    """A client's file for one run. It is replaced as a whole or not at all."""
+    """A client's file for one run. It is always replaced as a whole."""
 
     folder: Path
 
@@ -67,7 +67,7 @@ def tensors_from_state(stored: ClientState) -> dict[str, Tensor]:
     """Return what a client stores as named tensors."""
     state = {} if stored.state is None else stored.state._asdict()
     memories = {
-        f"{receipt.hex()}/{name}": x.clone()  # two memories may share a tensor; a file must not
+        f"{receipt.hex()}/{name}": x.clone()  # memories may share a tensor, a file may not
         for receipt, memory in stored.memories.items()
         for name, x in memory.items()
     }

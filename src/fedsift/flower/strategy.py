@@ -29,8 +29,8 @@ from fedsift.vector import Layout
 class FedSift(Strategy):
     """A Flower strategy that trains with a fedsift algorithm and writes a run folder.
 
-    To move a FedAvg app to fedsift, replace the strategy in the ServerApp by this one, and the
-    ClientApp by one that :func:`fedsift.flower.client_app` makes. Clients do not evaluate; pass
+    To move a FedAvg app to fedsift, replace the strategy in the ServerApp with this one, and
+    the ClientApp with one made by :func:`fedsift.flower.client_app`. Clients do not evaluate; pass
     ``evaluate_fn`` to :meth:`start` to evaluate the global model on the server.
 
     Parameters

@@ -119,8 +119,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         candidates = sorted(file.parent for file in path.rglob("config.toml"))
         runs = [folder for folder in candidates if RunFolder(folder).history()]
         if not runs:
-            reason = "no finished round in it" if candidates else "there is no run in it"
-            raise ConfigError(f"{path} cannot be reported on: {reason}")
+            reason = "it has no finished round" if candidates else "it contains no run"
+            raise ConfigError(f"cannot report on {path}: {reason}")
         for folder in runs:
             found.setdefault(folder.resolve(), folder)
     return list(found.values())
@@ -188,7 +188,7 @@ def arrange(runs: Sequence[ReportedRun]) -> list[Comparison]:
 
 
 def longest_runs(runs: Iterable[ReportedRun]) -> list[ReportedRun]:
-    """Return the longest run of each group and seed: a copy of a run is not another seed."""
+    """Return the longest run of each group and seed: copies of a run count once."""
     found: dict[tuple[str, Any], ReportedRun] = {}
     for run in runs:
         key = group_key(run), run.setting("seed")
@@ -248,7 +248,7 @@ def name_groups(groups: Sequence[SeedGroup]) -> None:
 def style_of(method: str, place: int) -> tuple[int, str]:
     """Return a method's place in the palette and its dash: the same in every report.
 
-    A method without a color of its own gets one by its place among the methods of the report.
+    A method without its own color gets one by its position among the methods of the report.
 
     >>> style_of("fedadam-ssm", 5), style_of("efficient-adam", 5), style_of("unknown", 5)
     ((0, 'solid'), (4, 'dash'), (5, 'longdash'))

@@ -114,7 +114,7 @@ def end_labels(
 ) -> list[Chart]:
     """Return the groups' names as labels to the right of their lines, without overlap."""
     gap = 17 / (HEIGHT - 56) * (high - low)
-    placed = apart([y for _, _, y in ends], gap, low, high)
+    placed = separated([y for _, _, y in ends], gap, low, high)
     return [
         {
             "name": "end",
@@ -131,12 +131,12 @@ def end_labels(
     ]
 
 
-def apart(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return the heights, moved as little as possible, at least a gap apart and in the range.
+def separated(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return the heights, moved as little as possible to be ``gap`` apart and within the range.
 
-    >>> apart([1.0, 1.0, 5.0], 1.0, 0.0, 5.0)
+    >>> separated([1.0, 1.0, 5.0], 1.0, 0.0, 5.0)
     [0.5, 1.5, 5.0]
-    >>> apart([5.0, 5.0], 1.0, 0.0, 5.0)
+    >>> separated([5.0, 5.0], 1.0, 0.0, 5.0)
     [4.0, 5.0]
     """
     piles: list[tuple[float, list[int]]] = []  # the center of each pile, and its members

@@ -81,11 +81,11 @@ def template() -> Any:
 
 
 FIGURES = (accuracy_by_traffic, by_rounds, bytes_by_part, overlap, magnitudes, pairs, labels)
-"""Functions that make the figures, in the page's order; one without views is left out."""
+"""Functions that make the figures, in the page's order; figures without views are omitted."""
 
 
 def section(comparison: Comparison, number: int, target: float | None) -> dict[str, Any]:
-    """Return what the page shows of one comparison."""
+    """Return the content of the page for one comparison."""
     target = target or likely_target(comparison)
     comparison = ranked(comparison, target)
     same, differing = tables.configuration(comparison)

@@ -82,7 +82,7 @@ def total_label(name: str, kilobytes: float) -> Chart:
 
 def overlap(comparison: Comparison) -> FigureBlock:
     """Return the charts of the overlap of two clients' masks, and of their union."""
-    alike, cover, chances = [], [], set()
+    overlaps, cover, chances = [], [], set()
     for group in reversed(comparison.groups):
         lines = [line for line in group.first.uploads if line.get("masks")]
         for roles in dict.fromkeys(roles for line in lines for roles in line["masks"]):
@@ -91,23 +91,23 @@ def overlap(comparison: Comparison) -> FigureBlock:
             masks = [mask for _, mask in known if mask]
             hover = f"{'mask' if len(roles) > 1 else 'mask of Δ' + roles.upper()}: %{{y:.2%}}"
             dash = {} if len(roles) > 1 else {"line": role_line(group, roles)}
-            alike.append(curve(group, xs, [m["overlap"] for m in masks], hover, **dash))
+            overlaps.append(curve(group, xs, [m["overlap"] for m in masks], hover, **dash))
             cover.append(curve(group, xs, [m["union"] for m in masks], hover, **dash))
             d = group.first.summary.get("parameters")
             chances |= {round(m["kept"] / d, 4) for m in masks[:1] if d}
-    if not alike:
+    if not overlaps:
         return FigureBlock("", "")
     y = {"title": "overlap of two clients' masks", "tickformat": ".0%", "rangemode": "tozero"}
     union = {**y, "title": "coordinates that at least one client sends"}
     charts = [
-        chart(alike, {"title": "round"}, y, **levels(chances, "by chance")),
+        chart(overlaps, {"title": "round"}, y, **levels(chances, "by chance")),
         chart(cover, {"title": "round"}, union, **levels(chances, "one client")),
     ]
     note = (
         "Left: the share of a client's coordinates that another client also sends, mean over all "
         "pairs. Right: the union of all clients' coordinates, which the server sends back."
     )
-    if any("of Δ" in trace["hovertemplate"] for trace in alike):
+    if any("of Δ" in trace["hovertemplate"] for trace in overlaps):
         note += " Methods with separate masks for ΔW, ΔM and ΔV: solid, dashed, dotted."
     return FigureBlock(
         "Do clients choose the same coordinates?", note, [View("", charts)], wide=True

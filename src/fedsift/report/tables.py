@@ -1,4 +1,4 @@
-"""The report's tables: the text of each cell, and the value that it is sorted by."""
+"""The report's tables: the text and the sort key of each cell."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def percent_of(key: str) -> Callable[[ReportedRun], float | None]:
 
 
 def fewer_than_dense(run: ReportedRun) -> float | None:
-    """Return how many times fewer bytes a run sent than dense FedAdam in as many rounds."""
+    """Return how many times fewer bytes a run sent than dense FedAdam in the same rounds."""
     dense, sent = run.dense_bytes(len(run.history)), run.summary.get("uplink_bytes")
     return dense / sent if dense and sent else None
 
@@ -139,7 +139,7 @@ def result(group: SeedGroup, name: str) -> Cell:
 
 
 def sort_key(x: float | None) -> float:
-    """Return what a number is sorted by; a missing one comes last."""
+    """Return the sort key of a number; missing numbers come last."""
     return 1e300 if x is None else x
 
 

@@ -1,4 +1,4 @@
-"""Check the numbers of a run that a report needs, so that a damaged file is named in one line."""
+"""Check the numbers of a run that a report needs, so that a damaged file gives a one-line error."""
 
 from __future__ import annotations
 

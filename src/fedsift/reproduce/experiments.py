@@ -1,6 +1,6 @@
 """The paper's table and figures as experiments, read from the TOML files in ``pinned/``.
 
-This module imports no torch, so the command line can list the experiments at once.
+This module imports no torch, so the command line lists the experiments quickly.
 """
 
 from __future__ import annotations

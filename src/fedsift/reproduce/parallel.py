@@ -28,7 +28,7 @@ OnRunRecord = Callable[[PlannedRun, Record], None]
 class BatchOptions:
     """Where the runs are written, when they stop, and how many run at once.
 
-    ``deadline`` is in the seconds of ``time.monotonic``.
+    ``deadline`` is a value of ``time.monotonic()``.
     """
 
     out: Path
@@ -43,7 +43,7 @@ class BatchOptions:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How a run ended, in words. One that is unfinished was stopped, and can be continued."""
+    """How a run ended, in words. An unfinished run was stopped and can be continued."""
 
     text: str
     has_failed: bool = False
@@ -71,8 +71,8 @@ def execute_runs(
 ) -> Iterator[tuple[PlannedRun, RunStatus]]:
     """Execute the runs, and yield each with its status when it ends.
 
-    A run that fails does not stop the others. ``on_record`` is called after every round of runs
-    in this process, which is where they are with ``jobs=1``.
+    A run that fails does not stop the others. ``on_record`` is called after every round,
+    but only with ``jobs=1``.
     """
     if options.jobs == 1:
         for run in runs:

@@ -14,7 +14,7 @@ from fedsift.runs.config import RunConfig
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of an experiment to run. None means what the pinned file says.
+    """The part of an experiment to run. None takes the value from the pinned file.
 
     ``task`` may hold several names, separated by commas. A name in ``methods`` is an algorithm,
     which selects all of its lines, or the label of one line, such as ``fedsgd@lr=0.1``.

@@ -52,7 +52,7 @@ def draw_figures(
 ) -> Iterator[Path]:
     """Draw every figure of an experiment as PNG and SVG, and yield the paths of the PNGs.
 
-    This alone needs matplotlib.
+    Only this function needs matplotlib.
     """
     from fedsift.reproduce import figures
 
@@ -84,7 +84,7 @@ def comparison_groups(
     """Yield the lines that one figure or table compares, with the name of its file.
 
     A single line is left out where a figure compares several, and so is a comparison of traffic
-    without the method that the experiment is named for.
+    without the method that the experiment is named after.
     """
     by_setting = experiment.kind == "settings"
 

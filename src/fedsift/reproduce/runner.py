@@ -25,7 +25,7 @@ from fedsift.runs.run import federation_of, restore_run, run_summary, train_roun
 from fedsift.simulation import Record
 
 DIVERGED = "diverged.txt"
-"""File in the folder of a run whose training diverged. That is a result, too."""
+"""File in the folder of a run whose training diverged, which counts as a result."""
 OnRecord = Callable[[Record], None]
 
 

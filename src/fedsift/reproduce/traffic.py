@@ -2,7 +2,7 @@
 
 There are two targets: the task's own, and a harder one, the best accuracy of FedAdam with the same
 seed. Ratios are to FedAdam-SSM in the paper's format: its uplink by the paper's formula, and its
-measured downlink. The initial model, four bytes per parameter, is sent to every client whatever the
+measured downlink. The initial model, four bytes per parameter, is sent to every client by every
 method, and is listed separately.
 """
 

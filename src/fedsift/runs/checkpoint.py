@@ -38,14 +38,14 @@ def save_checkpoint(
 ) -> None:
     """Replace the run's checkpoint.
 
-    ``config`` is the configuration that trained; config.toml may have been edited meanwhile.
+    ``config`` is the configuration used for training; config.toml may have changed since.
     """
     memories = checkpoint.snapshot.client_memory
     if isinstance(memories, OnDisk):
         memories.file.to_disk()
     for file in (folder.uploads_file, folder.metrics_file):
         if file.exists():
-            flush_to_disk(file)  # a checkpoint must never outlive its metrics
+            flush_to_disk(file)  # a checkpoint is never newer than its metrics
     round = checkpoint.snapshot.round
     about = {
         "round": round,
@@ -84,7 +84,7 @@ def load_checkpoint(folder: RunFolder, federation: Federation, device: str) -> C
 
 
 def require_all_settings(folder: RunFolder, config: RunConfig) -> None:
-    """Refuse a run whose configuration lacks settings that exist today."""
+    """Refuse a run whose configuration lacks a current setting."""
     missing = config.flat().keys() - read_values(folder.config_file).keys()
     if missing:
         names = ", ".join(f"`{name}`" for name in sorted(missing))
@@ -92,7 +92,7 @@ def require_all_settings(folder: RunFolder, config: RunConfig) -> None:
 
 
 def older_version(folder: RunFolder, what: str) -> str:
-    """Return the message for a run that lacks something that runs have today."""
+    """Return the error message for a run that an older version created without something."""
     return (
         f"the run in {folder.path} was created by an older version of fedsift and lacks {what}; "
         "start a new run with --out"
@@ -104,7 +104,7 @@ def mismatches(
 ) -> Iterator[str]:
     """Yield why a run cannot continue from its checkpoint with exactly the same result."""
     if about["layout"] != federation.task.layout.fingerprint():
-        yield f"{folder.checkpoint_file} is of another model than the one in config.toml"
+        yield f"{folder.checkpoint_file} belongs to another model than the one in config.toml"
     if about["config"] != fingerprint_of(config):
         yield (
             f"{folder.config_file} was changed after {folder.checkpoint_file} was written: only "
@@ -112,7 +112,7 @@ def mismatches(
         )
     if about["round"] > config.rounds:
         yield (
-            f"{folder.config_file} asks for {config.rounds} rounds, but {about['round']} are "
+            f"{folder.config_file} sets rounds to {config.rounds}, but {about['round']} are "
             "finished: the number of rounds may only grow"
         )
     if about["data"] != digest_of(config.dataset):
@@ -124,8 +124,8 @@ def mismatches(
     if about.get("kernels", kernels) != kernels:
         yield (
             f"{folder.path} was trained with the {about['kernels']} kernels, but this machine now "
-            f"uses the {kernels} kernels, which round differently: resume it with the former, or "
-            "start a new run with --out"
+            f"uses the {kernels} kernels, which round differently: resume it with the original "
+            "kernels, or start a new run with --out"
         )
 
 

@@ -79,7 +79,7 @@ def names_of(algorithms: Any) -> list[str]:
 
 
 def configs_of(algorithms: Sequence[str], values: Mapping[str, Any]) -> list[RunConfig]:
-    """Return a configuration for each algorithm, each with the settings that it has.
+    """Return a configuration for each algorithm, with the settings that apply to it.
 
     >>> [c.settings for c in configs_of(["fedsgd", "fedadam-ssm"], {"density": 0.1, "lr": 0.01})]
     [{'lr': 0.01}, {'density': 0.1, 'lr': 0.01}]
@@ -90,12 +90,12 @@ def configs_of(algorithms: Sequence[str], values: Mapping[str, Any]) -> list[Run
     for name in names:
         require_choice("algorithm", name, sorted(METHODS))
     known = {name: settings_of(name) for name in names}
-    anywhere = {key for settings in known.values() for key in settings}
+    known_keys = {key for settings in known.values() for key in settings}
     for key in values:
-        if key not in anywhere | set(RunConfig.__dataclass_fields__):
+        if key not in known_keys | set(RunConfig.__dataclass_fields__):
             raise ConfigError(
                 f"none of these algorithms has a setting {key.replace('_', '-')!r}; they have: "
-                f"{', '.join(sorted(k.replace('_', '-') for k in anywhere))}"
+                f"{', '.join(sorted(k.replace('_', '-') for k in known_keys))}"
             )
     return [config_of(name, values) for name in names]
 

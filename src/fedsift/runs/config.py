@@ -65,7 +65,7 @@ class RunConfig:
         return config
 
     def check_names(self) -> None:
-        """Refuse unknown names; those of data and model are free in a Flower app."""
+        """Refuse unknown names, except those of the data and model of a Flower app."""
         require_choice("algorithm", self.algorithm, sorted(METHODS))
         require_choice("device", self.device, DEVICES)
         if self.wire != "flower":
@@ -96,7 +96,7 @@ class RunConfig:
         return {**common, **self.make_algorithm().settings}
 
     def toml(self) -> str:
-        """Return the TOML file that repeats this run."""
+        """Return the TOML file that reproduces this run."""
         return tomli_w.dumps(self.flat())
 
     def make_algorithm(self) -> Algorithm:
@@ -130,7 +130,7 @@ def read_values(path: Path) -> dict[str, Any]:
     for key in values:
         other = spelling.setdefault(key.replace("-", "_"), key)
         if other != key:
-            raise ConfigError(f"{path} has both {other!r} and {key!r}, which are one key")
+            raise ConfigError(f"{path} has both {other!r} and {key!r}, which are the same key")
     return {name: values[key] for name, key in spelling.items()}
 
 

@@ -1,4 +1,4 @@
-"""Write files so that a crash leaves the old content or the new, never a part of either."""
+"""Write files so that a crash leaves either the complete old content or the complete new one."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class RunFolder:
             )
 
     def has_run(self, config: RunConfig) -> bool:
-        """Whether the folder holds the run of this configuration; refuse that of another."""
+        """Whether the folder holds the run of this configuration; refuse any other run."""
         if not exists(self.config_file):
             self.require_free()
             return False

@@ -1,7 +1,7 @@
 """The lines of metrics.jsonl and uploads.jsonl: one JSON object per round, checked when read.
 
-A crash may cut off the last line, which is then ignored. Anything else that is not as it was
-written is damage: each line must hold the fields of its round, and a checkpoint holds a digest of
+A crash may cut off the last line, which is then ignored. Any other change is treated as
+damage: each line must hold the fields of its round, and a checkpoint holds a digest of
 all lines up to its own round.
 """
 

@@ -74,7 +74,7 @@ def check_output(model: nn.Module, dataset: Dataset, name: str) -> None:
     try:
         with torch.no_grad():
             dataset.loss(model(x[:2]), largest)
-    except Exception as problem:  # the model is the user's: anything may happen in it
+    except Exception as problem:  # a user's model may raise anything
         raise ConfigError(
             f"the output of model {name!r} does not fit labels from 0 to {int(largest.max())}: "
             f"{problem}"
@@ -82,7 +82,7 @@ def check_output(model: nn.Module, dataset: Dataset, name: str) -> None:
 
 
 def train_for_rank_zero(configs: Iterable[RunConfig]) -> None:
-    """Train what rank 0 asks for, run after run; the job of torchrun's other ranks."""
+    """Train each run that rank 0 starts, on torchrun's other ranks."""
     for config in configs:
         federation = federation_of(config)
         Follower(federation.engine, federation.task, federation.algorithm).serve()
@@ -110,8 +110,8 @@ def train_rounds(
 ) -> Generator[Record, None, None]:
     """Train the remaining rounds, write each to the folder, and yield its metrics.
 
-    However training ends, the last finished round is saved. After the last round the model is saved
-    as well.
+    The last finished round is saved even if training is interrupted. After the last round, the
+    model is saved as well.
     """
     writer = CheckpointWriter(folder, federation, restored)
     saved = restored.checkpoint
@@ -139,11 +139,11 @@ def release_ranks(federation: Federation) -> None:
 
 
 class CheckpointWriter:
-    """Writes checkpoints as often as possible in at most a twentieth of the time."""
+    """Writes checkpoints as often as possible within a twentieth of the training time."""
 
     def __init__(self, folder: RunFolder, federation: Federation, restored: RestoredRun) -> None:
         self.folder, self.federation = folder, federation
-        self.config = folder.config()  # as it trains; the file may be edited meanwhile
+        self.config = folder.config()  # read once: the file may be edited later
         self.latest, self.is_on_disk = restored.checkpoint, restored.is_on_disk
         self.due = 0.0
         self.saved = restored.checkpoint  # a reference keeps its memory slots from being reused

@@ -23,13 +23,13 @@ LOWEST, HIGHEST, PER_DECADE = -20, 4, 10
 """Magnitudes are counted from 10^LOWEST to 10^HIGHEST, in PER_DECADE bins per decade."""
 BINS = (HIGHEST - LOWEST) * PER_DECADE
 MOST_VALUES = 1 << 16
-"""Values per upload and role whose magnitudes are counted; of more values, every n-th."""
+"""Magnitudes counted per upload and role; if there are more values, every n-th is counted."""
 MOST_CLIENTS = 20
 """The masks of the first MOST_CLIENTS clients are compared pair by pair."""
 MOST_CLASSES = 1000
-"""With more distinct labels, they are not treated as classes."""
+"""Labels with more distinct values than this are not treated as classes."""
 MOST_PENDING = 1 << 22
-"""Indices that are collected before they are counted."""
+"""Number of indices to collect before counting them."""
 
 
 def is_sampled(round: int) -> bool:

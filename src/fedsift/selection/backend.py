@@ -7,7 +7,7 @@ import torch
 
 
 def can_use_triton(x: torch.Tensor) -> bool:
-    """Return whether Triton kernels can run on a tensor: it is installed, on the current GPU."""
+    """Whether Triton is installed and the tensor is on the current GPU."""
     return x.is_cuda and _has_triton() and x.get_device() == torch.cuda.current_device()
 
 

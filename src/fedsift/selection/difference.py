@@ -13,7 +13,7 @@ from fedsift.selection.backend import can_use_triton
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """``end - start`` for tensors ``(clients, d)``, computed only as far as it is needed.
+    """``end - start`` for tensors ``(clients, d)``, computed only where it is needed.
 
     >>> change = Difference(torch.ones(1, 3), torch.tensor([[1.0, 2.0, 4.0]]))
     >>> change.at(torch.tensor([[2]])), change.dense

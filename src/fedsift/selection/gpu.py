@@ -103,7 +103,7 @@ def find_kth(rows: Tensor, k: int, spans: Tensor) -> Tensor:
     counts = torch.zeros(count, _NUM_BUCKETS + 1, dtype=torch.int32, device=rows.device)
     grid = -(-d // (_BLOCK * _BLOCKS_PER_PROGRAM)), count
     options = {"BLOCK": _BLOCK, "NUM_BLOCKS": _BLOCKS_PER_PROGRAM, "num_warps": 8}
-    for _ in range(_NUM_PASSES):  # once the k-th magnitude is found, a pass returns at once
+    for _ in range(_NUM_PASSES):  # once the k-th magnitude is found, a pass returns immediately
         kernels.histogram_kernel[grid](rows, spans, counts, d, rows.stride(0), **options)
         kernels.narrow_kernel[(count,)](spans, counts, k, num_warps=8)
     return spans

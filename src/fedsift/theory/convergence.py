@@ -114,7 +114,7 @@ class Bound:
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, astuple(self))):
-            raise ValueError("these constants give a bound above 10^308, which says nothing")
+            raise ValueError("these constants give a vacuous bound above 10^308")
 
     @property
     def total(self) -> float:
@@ -248,5 +248,5 @@ def local_steps_threshold(
     )
     fourth_power = (1 - density) * rho * grad_bound * grad_bound * d / eps / gap / math.sqrt(rounds)
     if not math.isfinite(fourth_power):
-        raise ValueError("these constants give a threshold above 10^77, which says nothing")
+        raise ValueError("these constants give a meaningless threshold above 10^77")
     return float(fourth_power**0.25)

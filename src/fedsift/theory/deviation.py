@@ -147,7 +147,7 @@ def trivial_log_bound(
     grad_bound: float,
     w_error: float,
 ) -> float:
-    """Return the bound that holds without any theorem, log(X_W + 2 l η √d G/√ε).
+    """Return the trivial bound, log(X_W + 2 l η √d G/√ε).
 
     As |m| ≤ G and v ≥ 0, neither model moves by more than ηG/√ε per coordinate and step. Theorem 1
     is vacuous if its bound is larger than this one.

@@ -138,7 +138,7 @@ def client_updates(task: Task, algorithm: Algorithm, rounds: int) -> Iterator[Mo
 
 
 def _uncounted(update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
-    """A wire that skips the byte count, which nothing here needs."""
+    """A wire that skips the byte count, which is not needed here."""
     return update, 0
 
 

@@ -58,8 +58,9 @@ def use_batch_last(model: nn.Module) -> bool:
 def has_supported_layers(model: nn.Module, sequences: Sequence[nn.Sequential]) -> bool:
     """Whether the model has convolutions, all of them supported, each in one place of a sequence.
 
-    A convolution outside a sequence may be followed by a pool that is no layer, which is slow in
-    this memory format. And the layers after a convolution must be the same wherever it is used.
+    A convolution outside a sequence may be followed by a functional pool, which is slow in this
+    memory format. A convolution that is used several times must be followed by the same layers
+    each time.
     """
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     places = Counter(layer for sequence in sequences for layer in sequence)
@@ -84,7 +85,7 @@ def replace_modules(model: nn.Module, replacements: dict[nn.Module, nn.Module]) 
 
 
 def only_sequences_call_their_layers(model: nn.Module, sequences: Sequence[nn.Sequential]) -> bool:
-    """Whether tracing shows that the layers of the sequences are called by nothing else.
+    """Whether tracing shows that only the sequences call their layers.
 
     >>> layers = nn.Sequential(nn.Conv2d(1, 1, 3), nn.MaxPool2d(2))
     >>> only_sequences_call_their_layers(layers, [layers])
@@ -93,7 +94,7 @@ def only_sequences_call_their_layers(model: nn.Module, sequences: Sequence[nn.Se
     tracer = CallTracer(model)
     try:
         tracer.trace(model)
-    except Exception:  # a model may do anything in its forward pass
+    except Exception:  # a forward pass may raise anything
         return False
     homes = {layer: [s for s in sequences if layer in set(s)] for s in sequences for layer in s}
     return all(caller in homes.get(layer, [caller]) for caller, layer in tracer.calls)
@@ -182,8 +183,8 @@ class BatchLastMaxPool2d(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool x (N, C, H, W)."""
-        is_pooled_here = is_supported_input(x) and min(x.shape[2:]) >= 2
-        if not is_pooled_here or not to_rows(x).is_contiguous():
+        is_supported = is_supported_input(x) and min(x.shape[2:]) >= 2
+        if not is_supported or not to_rows(x).is_contiguous():
             pooled: Tensor = super().forward(x)
             return pooled
         return from_rows(apply(BatchLastMaxPool, to_rows(x)))

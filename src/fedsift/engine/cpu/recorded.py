@@ -40,7 +40,7 @@ from fedsift.task import Loss, has_hooks
 class Stage:
     """A convolution or a linear layer, and whether a pool and a ReLU follow it.
 
-    ``is_flat`` tells whether the layer's input has been flattened.
+    ``is_flat`` says whether the layer's input has been flattened.
     """
 
     layer: nn.Conv2d | nn.Linear

@@ -35,7 +35,7 @@ class StackBuffers:
     """The state, gradients and losses of the clients in a stack, overwritten by every step.
 
     ``low_precision`` holds the weights in the number format of the matrix products. It is the
-    weights themselves if the format is theirs.
+    weights themselves if they already have that format.
     """
 
     def __init__(self, like: Tensor, clients: int, length: int, dtype: torch.dtype) -> None:
@@ -153,7 +153,7 @@ def can_vmap(task: StackedTask, rows: Tensor) -> bool:
         return False
     try:
         VmapGradients(task, 2).compute(rows[:1].expand(2, -1).contiguous())
-    except Exception:  # a model may do anything in its forward pass
+    except Exception:  # a forward pass may raise anything
         return False
     return True
 

@@ -62,7 +62,7 @@ class GraphStep:
         fused(self.step, buffers.gradient)(buffers.x, buffers.gradient, buffers.low_precision)
 
     def _prepare(self, task: StackedTask) -> tuple[StackGradients, torch.cuda.CUDAGraph | None]:
-        """Return the fastest way to the gradients that the model allows, and its graph."""
+        """Return the fastest gradient computation that the model allows, and its graph."""
         clients = len(self.rows)
         if task.network is not None:
             from fedsift.engine.gpu.network import UnsupportedModel

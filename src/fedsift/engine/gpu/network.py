@@ -26,7 +26,7 @@ from fedsift.vector import Layout
 
 
 class UnsupportedModel(Exception):
-    """The model has a layer, or uses one in a way, that has no stacked counterpart."""
+    """The model has a layer, or a use of a layer, without a stacked counterpart."""
 
 
 class StackedNetwork:
@@ -41,7 +41,7 @@ class StackedNetwork:
             raise UnsupportedModel("it has hooks")
         try:
             self.traced = fx.symbolic_trace(model)
-        except Exception as problem:  # a model may do anything in its forward pass
+        except Exception as problem:  # a forward pass may raise anything
             raise UnsupportedModel(str(problem)) from None
         self.modules = dict(self.traced.named_modules())
         nodes = self.traced.graph.nodes

@@ -1,8 +1,8 @@
 """The CPU engine: one forked process per core, one thread each, clients in sequence on each.
 
 The processes are forked once and share the memory of the data. They return encoded frames, as on a
-network, so nothing is pickled. Results are yielded in the cohort's order, whatever the order in
-which they arrive, so they are bit-identical to those of the reference engine.
+network, so nothing is pickled. Results are yielded in the cohort's order, regardless of
+when they arrive, so they are bit-identical to those of the reference engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIN_PARALLEL_SECONDS = 0.25
 
 
 class Forked:
-    """Spread a cohort over processes. Small work stays in this process."""
+    """Spread a cohort over processes. Small cohorts are trained in this process."""
 
     def __init__(self, task: Task, algorithm: Algorithm, processes: int | None = None) -> None:
         self.task, self.algorithm = task, algorithm
@@ -71,7 +71,7 @@ class Forked:
     def start_pool(self) -> WorkerPool | None:
         """Fork the worker processes, which end with this process or with the engine.
 
-        Returns None, and all work stays here, if there is one core or if forks cannot train.
+        Returns None if there is one core or if forks cannot train; this process then does all work.
         """
         if self.processes < 2:
             return None

@@ -39,11 +39,13 @@ class WorkerPool:
         # end before the process does, and must not end the workers.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
         for _ in range(size):
-            ours, theirs = context.Pipe()
-            arguments = (theirs, [*self.processes, ours], parent, task, algorithm)
-            self.processes[ours] = context.Process(target=run_worker, args=arguments, daemon=True)
-            self.processes[ours].start()
-            theirs.close()
+            parent_end, worker_end = context.Pipe()
+            arguments = (worker_end, [*self.processes, parent_end], parent, task, algorithm)
+            self.processes[parent_end] = context.Process(
+                target=run_worker, args=arguments, daemon=True
+            )
+            self.processes[parent_end].start()
+            worker_end.close()
         self.can_train = all(self._receive(pipe).fields["can_train"] for pipe in self.processes)
 
     @property
@@ -84,7 +86,7 @@ class WorkerPool:
                 self.kill()
 
     def kill(self) -> None:
-        """End all processes at once."""
+        """Kill all processes immediately."""
         for process in self.processes.values():
             process.kill()
             process.join()

@@ -1,9 +1,9 @@
 """The engine over processes that torchrun started, on one machine or on several.
 
-Rank 0 runs the rounds and writes the run folder. The clients of a cohort are dealt to the ranks in
-turn. Each rank trains its share with the engine of its own device and sends frames, which rank 0
-takes in the cohort's order, so the result does not depend on the number of ranks. Bytes travel as
-tensors over gloo, which needs no GPU.
+Rank 0 runs the rounds and writes the run folder. The clients of a cohort are dealt to the ranks
+round-robin. Each rank trains its share with its device's engine and sends frames. Rank 0 takes them
+in the cohort's order, so the result does not depend on the number of ranks. Bytes travel as tensors
+over gloo, which needs no GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fedsift.task import Task
 from fedsift.vector import Moments
 
 TIMEOUT = timedelta(minutes=15)
-"""A rank that sends nothing for this long is given up. A rank that ends is noticed immediately."""
+"""A rank that is silent for this long counts as lost. A rank that ends is noticed immediately."""
 MAX_PENDING_RESULTS = 2
 """Results that may be in transit while a rank trains the next client."""
 
@@ -79,7 +79,7 @@ def process_group() -> Iterator[None]:
 def raise_worker_died(number: int, frame: FrameType | None) -> None:
     """Handle SIGTERM, which torchrun sends to every rank when one of them has ended."""
     signal.signal(number, signal.SIG_IGN)
-    raise WorkerDied("torchrun stopped this run, because another rank ended or on request")
+    raise WorkerDied("torchrun stopped this run, on request or because another rank ended")
 
 
 class RankChannel:
@@ -210,7 +210,7 @@ def broadcast(*tensors: Tensor) -> list[Tensor]:
 
 
 def joined_memory(job: Job, clients: tuple[int, ...]) -> Memory:
-    """Return the memories of the given clients as one, with the client in each name."""
+    """Return the memories of the given clients as one dict; names start with the client."""
     return {f"{n}/{name}": x for n in clients for name, x in job.memory[n].items()}
 
 
@@ -229,7 +229,7 @@ class Follower:
         self.trainer, self.channel = Trainer(task), RankChannel(0)
 
     def serve(self) -> None:
-        """Answer messages. Exceptions are replies too."""
+        """Answer messages. Exceptions are sent as replies."""
         while (message := Message.receive(self.channel)).fields["do"] != "end":
             try:
                 self.answer(message)

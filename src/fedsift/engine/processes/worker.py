@@ -1,4 +1,4 @@
-"""What a forked worker process does: train clients and score the model, as its pipe requests."""
+"""What a forked worker process does: train clients and score the model on request."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def can_train() -> bool:
-    """Whether autograd works: it does not in a fork of a process that used it next to a GPU."""
+    """Whether autograd works; it fails in a fork of a process that has used it on a GPU machine."""
     x = torch.ones(1, requires_grad=True)
     try:
         torch.autograd.grad(x.sum(), x)
@@ -74,7 +74,7 @@ class Worker:
         self.round, self.tensors = 0, Message({}).tensors
 
     def answer(self, message: Message) -> Message | None:
-        """Return the reply to a message. Exceptions are replies too."""
+        """Return the reply to a message. Exceptions become replies."""
         match message.fields:
             case {"do": "begin", "round": round}:
                 self.round, self.tensors = round, message.tensors
