@@ -114,7 +114,7 @@ class BoundedPull:
         return list(dict.fromkeys(ids))
 
     def continue_download(self, id: str) -> Message | None:
-        """ReplyDownload the objects that have arrived, and return the reply once it is complete."""
+        """Download the objects that have arrived, and return the reply once it is complete."""
         download = self.downloads[id]
         try:
             if not self.download_available(download):
@@ -127,7 +127,7 @@ class BoundedPull:
         return message
 
     def download_available(self, download: ReplyDownload) -> bool:
-        """ReplyDownload objects until one has not arrived, and return whether all have."""
+        """Download objects until one has not arrived, and return whether all have."""
         while download.missing:
             content = self.pull_object(download.missing[-1])
             if content is None:
