@@ -2,7 +2,7 @@
 
 A transcription of FedAdam-SSM and of its baselines, independent of `fedsift` (it imports only
 NumPy) and written to be obviously right rather than fast. Numbers in comments are the equations
-of `fedadam-ssm.tex`, sections III and IV; the rest follows "How the paper is read" in DESIGN.md.
+of `fedadam-ssm.tex`, sections III and IV; the rest follows docs/explanation/paper.md.
 
 `gradients` has one function w -> full-batch gradient per client, `weights` the clients' mini-batch
 sizes. Every method returns the global (W, M, V) after its last round, from M^0 = V^0 = 0.

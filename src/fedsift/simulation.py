@@ -24,12 +24,7 @@ from fedsift.federation.memories import OnDisk, SlotFile
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import RoundReport, Snapshot
-from fedsift.task import (
-    Data,
-    Loss,
-    check_model,
-    check_task,
-)
+from fedsift.task import Data, Loss, check_model, check_task
 from fedsift.vector import Layout, Moments
 
 Record = dict[str, Any]

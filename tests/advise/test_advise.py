@@ -6,12 +6,7 @@ import torch
 from torch import nn
 
 from fedsift.advise import calibration
-from fedsift.advise.calibration import (
-    CalibrationRuns,
-    advise,
-    calibration_task,
-    initial_settings,
-)
+from fedsift.advise.calibration import CalibrationRuns, advise, calibration_task, initial_settings
 from fedsift.advise.coordinate_search import CoordinateSearch
 from fedsift.advise.forecast import Forecast, Point, interpolated_mibit, predicted_mibit
 from fedsift.advise.hyperparameters import CANDIDATES, Hyperparameters

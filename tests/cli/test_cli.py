@@ -27,9 +27,7 @@ from fedsift.cli.options import DEFAULTS, run_parameters
 from fedsift.cli.timings import Timing
 from fedsift.codec.errors import FrameError
 from fedsift.data import DATASETS
-from fedsift.federation.inbox import (
-    Inbox,
-)
+from fedsift.federation.inbox import Inbox
 from fedsift.models import MODELS
 from fedsift.runs import RunConfig, RunFolder, federation_of
 from fedsift.runs.checkpoint import load_checkpoint

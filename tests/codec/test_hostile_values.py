@@ -13,14 +13,7 @@ from codec.test_values import BY_NAME
 from fedsift.codec import Limits, Spec, Update, decode, encode
 from fedsift.codec.errors import FrameError
 from fedsift.codec.update import CodedValues, Part
-from fedsift.codec.values import (
-    BlockCoder,
-    Float,
-    Linear,
-    Log,
-    Sign,
-    ValueCoder,
-)
+from fedsift.codec.values import BlockCoder, Float, Linear, Log, Sign, ValueCoder
 from fedsift.vector import Layout
 
 LAYOUT = Layout.of(nn.Linear(3, 2))

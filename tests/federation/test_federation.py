@@ -16,9 +16,7 @@ from fedsift import algorithms
 from fedsift.engine.contract import Job
 from fedsift.errors import Diverged
 from fedsift.simulation import Options, prepare
-from fedsift.task import (
-    sample_without_replacement,
-)
+from fedsift.task import sample_without_replacement
 from problems import ridge
 
 METHOD = algorithms.fedadam_ssm(density=0.3, local_steps=2)

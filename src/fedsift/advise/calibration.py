@@ -14,12 +14,8 @@ from fedsift.algorithms import fedadam_ssm
 from fedsift.data import load, partition_indices
 from fedsift.engine import Task
 from fedsift.errors import Diverged
-from fedsift.federation.round import (
-    Federation,
-)
-from fedsift.federation.snapshot import (
-    Snapshot,
-)
+from fedsift.federation.round import Federation
+from fedsift.federation.snapshot import Snapshot
 from fedsift.models import build
 from fedsift.runs.compare import mibit
 from fedsift.runs.config import RunConfig

@@ -1,4 +1,9 @@
-"""Federated methods, one file each. Each function makes an :class:`Algorithm` from its settings."""
+"""Federated methods, one file each. Each function makes an :class:`Algorithm` from its settings.
+
+``method.py`` holds the contract of a method, ``settings.py`` the settings that methods share, and
+``registry.py`` the methods by name. To add a method, write its file, export it here, and run
+``python -m fedsift.cli.catalog`` for the command line.
+"""
 
 from fedsift.algorithms.efficient_adam import efficient_adam
 from fedsift.algorithms.fairness_top import fairness_top
@@ -9,13 +14,7 @@ from fedsift.algorithms.fedadam_ssm_v import fedadam_ssm_v
 from fedsift.algorithms.fedadam_top import fedadam_top
 from fedsift.algorithms.fedadamw import fedadamw
 from fedsift.algorithms.fedsgd import fedsgd
-from fedsift.algorithms.method import (
-    Algorithm,
-    Context,
-    Memory,
-    Phase,
-    always,
-)
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always
 from fedsift.algorithms.onebit_adam import onebit_adam
 from fedsift.algorithms.registry import METHODS, Method, describe, find, method, settings_of
 from fedsift.algorithms.settings import Setting

@@ -13,15 +13,7 @@ from typing import Annotated
 from torch import Tensor
 
 from fedsift.adam import AdamStep, direction
-from fedsift.algorithms.method import (
-    Algorithm,
-    Context,
-    LocalUpdate,
-    Memory,
-    Phase,
-    Q,
-    always,
-)
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Q, always
 from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import BITS, Beta1, Beta2, Epsilon, LearningRate, Setting
 from fedsift.codec.update import Parts, dense, residual_after

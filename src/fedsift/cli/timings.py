@@ -22,12 +22,8 @@ from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
 from fedsift.data.text import ALPHABET, loss_of
 from fedsift.engine.contract import Job, Results
-from fedsift.federation.round import (
-    Federation,
-)
-from fedsift.federation.snapshot import (
-    Snapshot,
-)
+from fedsift.federation.round import Federation
+from fedsift.federation.snapshot import Snapshot
 from fedsift.models import MODELS, build
 from fedsift.simulation import Options, prepare
 from fedsift.task import Data

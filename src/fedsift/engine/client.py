@@ -40,7 +40,7 @@ def one_thread() -> Iterator[None]:
 
 
 def train_client(task: Task, job: Job, client: int, steps: LocalSteps) -> ClientResult:
-    """Run one client's round: begin, take the local steps, send."""
+    """Run one client's round: local start, local steps, send."""
     phase, memory = job.phase, job.memory[client]
     start = phase.local_start(Moments(*(x[None] for x in job.state)), memory)
     end, loss = steps(task, job, client, start)

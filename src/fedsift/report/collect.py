@@ -15,9 +15,7 @@ from fedsift.algorithms import METHODS
 from fedsift.errors import ConfigError
 from fedsift.report.validation import METRICS, SUMMARY, UPLOADS, check_fields, check_lines
 from fedsift.runs.compare import dense_fedadam_bytes, megabytes, reached
-from fedsift.runs.config import (
-    read_values,
-)
+from fedsift.runs.config import read_values
 from fedsift.runs.folder import RunFolder
 from fedsift.simulation import Record
 

@@ -16,9 +16,7 @@ from fedsift.reproduce.experiments import Experiment
 from fedsift.reproduce.plan import PlannedRun, Selection, plan
 from fedsift.reproduce.updates import UPDATES, measure_updates
 from fedsift.runs.compare import reached
-from fedsift.runs.config import (
-    read_values,
-)
+from fedsift.runs.config import read_values
 from fedsift.runs.disk import replace_file
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import federation_of, restore_run, run_summary, train_rounds

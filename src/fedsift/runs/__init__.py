@@ -1,4 +1,10 @@
-"""Runs on disk: configuration, metrics, checkpoints, and how an interrupted run continues."""
+"""Runs on disk: configuration, metrics, checkpoints, and how an interrupted run continues.
+
+``config.py`` is a run's configuration, ``folder.py`` its folder, ``run.py`` trains it. The files of
+the folder: ``records.py`` (metrics.jsonl and uploads.jsonl), ``uploads.py`` (what is recorded of
+uploads), ``checkpoint.py``, ``model.py``, ``tensorboard.py``; ``disk.py`` writes them safely.
+``compare.py`` makes the table of a comparison.
+"""
 
 from fedsift.errors import explain_renamed
 from fedsift.runs.config import RunConfig
