@@ -71,11 +71,11 @@ def main() -> None:
                 values["local_steps"] = asked.local_steps
             norms = norms_of_run(RunConfig.from_values(values))
             everything[f"{name} {theta}"] = norms
-            told = "  ".join(
+            ratios = "  ".join(
                 f"{role}: {ratio:8.2f} (round {number})"
                 for role, (ratio, number) in largest_ratios(norms).items()
             )
-            print(f"{name:16} {theta:5} {told}", flush=True)
+            print(f"{name:16} {theta:5} {ratios}", flush=True)
     if asked.out:
         asked.out.write_text(json.dumps(everything))
 
