@@ -44,7 +44,7 @@ class Measured:
 
 
 def measure(clients: int, rate: float | None, **settings: object) -> Measured:
-    """Run the app of the race once; the bytes of each client's link, and what they were before."""
+    """Run the benchmark's app once; return the bytes of each client's link, and those before it."""
     folder = Path(mkdtemp(prefix="fedsift-race-"))
     source = str(Path(fedsift.__file__).parents[1])
     env = {"PYTHONPATH": source, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": str(CHUNK_BYTES)}
@@ -102,7 +102,7 @@ def environment() -> dict[str, str]:
 
 
 def write(name: str, content: dict[str, object]) -> None:
-    """Write a result next to the others, with the environment."""
+    """Write a result next to the others, with what it depends on."""
     path = HERE / "results" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({**content, "environment": environment()}, indent=2) + "\n")

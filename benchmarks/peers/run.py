@@ -48,7 +48,7 @@ QUIET = {
 
 
 def interpreter(system: str, folder: Path) -> Path:
-    """The Python that runs a system, its environment made if it is not there."""
+    """Return the Python that runs a system, after creating its environment if there is none."""
     system = system.removesuffix("-torchrun")
     if system not in PACKAGES:
         return Path(sys.executable)

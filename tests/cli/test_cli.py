@@ -849,7 +849,7 @@ def test_a_comparison_with_other_settings_lists_the_differences(here, capsys):
     assert " 0.00 " not in capsys.readouterr().out  # little traffic is shown with its digits
     assert main([*words, "--out", "out", "--seed", "1"]) == 2
     said = capsys.readouterr().err
-    assert "holds another run (seed = 0, not 1): give another --out" in said
+    assert "holds another run (seed = 0, not 1): use another folder" in said
 
 
 def test_a_round_with_too_few_updates_ends_with_3_and_names_the_round(here, capsys):

@@ -16,6 +16,11 @@ Work and output
     into one line and an exit code.
 """
 
-from fedsift.cli.entry import main
+from __future__ import annotations
 
-__all__ = ["main"]
+
+def main(words: list[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    from fedsift.cli.entry import main as run_command
+
+    return run_command(words)

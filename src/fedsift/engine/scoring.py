@@ -49,8 +49,12 @@ def correct_labels(output: Any, labels: Tensor, axis: int = -1) -> Tensor | None
     tensor([True])
     >>> correct_labels((), torch.ones(1)) is None
     True
+    >>> correct_labels(torch.tensor([[0.3]]), torch.tensor([1])) is None
+    True
     """
     if not isinstance(output, Tensor) or labels.is_floating_point() or output.dim() <= max(axis, 0):
+        return None
+    if output.shape[axis] == 1:  # one logit, as for a binary cross-entropy: its argmax is always 0
         return None
     predicted = output.argmax(axis)
     return predicted == labels if predicted.shape == labels.shape else None

@@ -17,6 +17,9 @@ from fedsift.runs.disk import replace_file
 from fedsift.runs.records import METRICS, UPLOADS, read_rounds
 from fedsift.simulation import Record
 
+OTHER_FOLDER = "use another folder (on the command line: --out)"
+"""The advice for a folder that is taken. A Flower app passes its folder to the strategy."""
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -126,11 +129,11 @@ class RunFolder:
         if any(exists(file) for file in files):
             raise ConfigError(
                 f"{self.path} already holds a run: continue it with '{self.resume_command}', or "
-                "give another --out"
+                f"{OTHER_FOLDER}"
             )
         if exists(self.model_file):
             raise ConfigError(
-                f"{self.model_file} already exists and would be replaced: give another --out"
+                f"{self.model_file} already exists and would be replaced: {OTHER_FOLDER}"
             )
 
     def has_run(self, config: RunConfig) -> bool:
@@ -143,7 +146,7 @@ class RunFolder:
         if keys:
             differences = (f"{key} = {found.get(key)}, not {wanted.get(key)}" for key in keys[:3])
             raise ConfigError(
-                f"{self.path} holds another run ({', '.join(differences)}): give another --out"
+                f"{self.path} holds another run ({', '.join(differences)}): {OTHER_FOLDER}"
             )
         return True
 
