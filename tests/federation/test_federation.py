@@ -233,7 +233,7 @@ def test_dropout_layers_depend_on_the_seed_only():
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
-        ([], "no clients"),
+        ([], "clients is empty"),
         ([(torch.zeros(2, 1), torch.zeros(3))], "2 samples and 3 labels"),
         ([(torch.zeros(0, 1), torch.zeros(0))], "no samples"),
         (
