@@ -14,7 +14,7 @@ import torch
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
 from fedsift.selection.masks import num_kept, top_k, top_k_separate, top_k_union
-from fedsift.vector import Moments
+from fedsift.vector import MOMENTS, State
 
 MASKS = {
     "fedadam-ssm": lambda delta, k: top_k(delta.w, k),
@@ -24,7 +24,7 @@ MASKS = {
 SIZES = {"cnn": 21_840, "vgg11": 9_750_922}
 
 
-def milliseconds(delta: Moments, k: int, repeats: int = 15) -> dict[str, float]:
+def milliseconds(delta: State, k: int, repeats: int = 15) -> dict[str, float]:
     """The median time of each mask; the masks alternate."""
     times: dict[str, list[float]] = {name: [] for name in MASKS}
     for _ in range(repeats):
@@ -45,9 +45,8 @@ def main() -> None:
     draw = torch.Generator().manual_seed(0)
     results = {}
     for name, d in SIZES.items():
-        delta = Moments(
-            *(scale * torch.randn(1, d, generator=draw) for scale in (1e-2, 1e-3, 1e-6))
-        )
+        scales = (1e-2, 1e-3, 1e-6)
+        delta = State.of(MOMENTS, (x * torch.randn(1, d, generator=draw) for x in scales))
         results[name] = milliseconds(delta, num_kept(0.05, d))
         print(name, {mask: f"{spent:.3g} ms" for mask, spent in results[name].items()})
     if arguments.out:

@@ -25,7 +25,7 @@ from fedsift.models import MODELS, build
 from fedsift.runs.config import RunConfig
 from fedsift.runs.run import environment
 from fedsift.selection.masks import num_kept, positions, top_k
-from fedsift.vector import Layout, Moments
+from fedsift.vector import MOMENTS, Layout, State
 
 CLIENTS, DENSITY, SEED = 20, 0.05, 0
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -36,16 +36,17 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def states(layout: Layout, w: Tensor, change: Callable[[Tensor], Tensor]) -> tuple[Moments, ...]:
+def states(layout: Layout, w: Tensor, change: Callable[[Tensor], Tensor]) -> tuple[State, ...]:
     """The clients' states before training, one expanded row, and after it."""
     draw = torch.Generator().manual_seed(SEED)
     noise = torch.randn(CLIENTS, layout.d, generator=draw)
     rows = (w, 1e-4 * w.roll(1), 1e-8 * w.square())
-    start = Moments(*(x.expand(CLIENTS, -1) for x in rows))
-    return start, Moments(*(x + change(noise.roll(n, -1)) for n, x in enumerate(start)))
+    start = State.of(MOMENTS, (x.expand(CLIENTS, -1) for x in rows))
+    moved = (x + change(noise.roll(n, -1)) for n, x in enumerate(start))
+    return start, State.of(MOMENTS, moved)
 
 
-def upload_of(layout: Layout, start: Moments, end: Moments) -> tuple[Update, list[int]]:
+def upload_of(layout: Layout, start: State, end: State) -> tuple[Update, list[int]]:
     """The clients' upload, and its size in bytes per client."""
     phase, clients = fedadam_ssm(density=DENSITY).phase(1), tuple(range(CLIENTS))
     parts, _ = phase.send(Context(layout, 1, SEED, clients), LocalUpdate(start, end), {})
@@ -67,10 +68,10 @@ def check(layout: Layout, w: Tensor, device: str) -> None:
         assert our_sizes == their_sizes, f"{name}: different sizes"
 
 
-def moved_to(device: str, start: Moments, end: Moments) -> tuple[Moments, Moments]:
+def moved_to(device: str, start: State, end: State) -> tuple[State, State]:
     """The same states on a device; the start remains one expanded row."""
-    moved_start = Moments(*(x[0].to(device).expand(CLIENTS, -1) for x in start))
-    return moved_start, Moments(*(x.to(device) for x in end))
+    moved_start = start.map(lambda x: x[0].to(device).expand(CLIENTS, -1))
+    return moved_start, end.map(lambda x: x.to(device))
 
 
 def milliseconds(layout: Layout, w: Tensor, device: str, repeats: int) -> dict[str, float]:

@@ -23,7 +23,7 @@ def distances(algorithm: str, rounds: int) -> list[dict[str, float]]:
     fed = federation_of(RunConfig.from_values({**values, "device": "cpu"}))
     plain = fed.initial_snapshot()
     noise = torch.randn(plain.state.w.shape, generator=torch.Generator().manual_seed(0))
-    changed = replace(plain, state=plain.state._replace(w=plain.state.w * (1 + 1e-7 * noise)))
+    changed = replace(plain, state=plain.state.replace(w=plain.state.w * (1 + 1e-7 * noise)))
     rows = []
     for _ in range(rounds):
         plain, _ = fed.run_round(plain)

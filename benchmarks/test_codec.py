@@ -19,7 +19,7 @@ import torch
 from fedsift.codec import Float, Spec, Update, decode, encode, sparse
 from fedsift.codec.update import WeightedSum
 from fedsift.selection.masks import num_kept, top_k
-from fedsift.vector import Layout, Moments
+from fedsift.vector import Layout, State
 
 LARGE = [10**8] if os.environ.get("FEDSIFT_LARGE") else []
 SIZES = [10**6, 10**7, *LARGE]
@@ -72,7 +72,7 @@ def test_aggregate_20_frames(benchmark, case):
     d, _, spec, frame = case
 
     def aggregate():
-        total = WeightedSum(Moments.start(torch.zeros(d)))
+        total = WeightedSum(State.start(torch.zeros(d)))
         for _ in range(20):
             total.add(decode(frame, spec.layout))
         return total.mean()
@@ -122,7 +122,7 @@ frame, d = open(sys.argv[1], "rb").read(), int(sys.argv[2])
 layout = layout_of(d)
 open("/proc/self/clear_refs", "w").write("5")  # resets the peak
 before = memory("VmRSS")
-total = WeightedSum(Moments.start(torch.zeros(d)))
+total = WeightedSum(State.start(torch.zeros(d)))
 for _ in range(20):
     total.add(decode(frame, layout))
 print(memory("VmHWM") - before)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsift.vector import Layout, Moments
+from fedsift.vector import Layout, State
 
 
 def network():
@@ -64,7 +64,7 @@ def test_a_model_without_parameters_is_refused():
         Layout.of(nn.ReLU())
 
 
-def test_moments_add_and_subtract_by_tensor():
-    x = Moments(torch.ones(2), torch.full((2,), 2.0), torch.full((2,), 3.0))
+def test_states_add_and_subtract_by_vector():
+    x = State(w=torch.ones(2), m=torch.full((2,), 2.0), v=torch.full((2,), 3.0))
     assert [float(t[0]) for t in x.plus(x)] == [2.0, 4.0, 6.0]
     assert [float(t[0]) for t in x - x] == [0.0, 0.0, 0.0]

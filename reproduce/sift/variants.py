@@ -40,11 +40,11 @@ from fedsift.algorithms.sift import (
     average_lag,
     gradient_bound,
 )
-from fedsift.codec.update import Parts, Role, residual_after, sparse
+from fedsift.codec.update import Parts, Role, by_role, residual_after, sparse
 from fedsift.codec.values import Linear, Log, Sign, ValueCoder
 from fedsift.seeding import stream
 from fedsift.selection.masks import num_kept, top_k, top_k_per_layer
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 WARM_UP_FACTOR = 5
 """Initial density of a warm-up, as a multiple of the final one."""
@@ -220,9 +220,9 @@ class Rule:
             self.apply,
         )
 
-    def local_start(self, state: Moments, memory: Memory) -> Moments:
+    def local_start(self, state: State, memory: Memory) -> State:
         """Start from the global W and V, and from the global M only if it is sent."""
-        return state if self.m_bits else state._replace(m=torch.zeros_like(state.m))
+        return state if self.m_bits else state.replace(m=torch.zeros_like(state.m))
 
     def send(self, context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
         """Send the largest wanted coordinates in few bits, with V and M at the same coordinates."""
@@ -236,23 +236,25 @@ class Rule:
             new_memory["start"] = start.w.clone()
         mask, k = self.mask(context, wanted, last)
         m = torch.ones_like(wanted) if self.senders else delta.m  # to count the senders
-        parts, left = self.coded(context.round, Moments(wanted, m, delta.v), mask, k)
+        parts, left = self.coded(context.round, State(w=wanted, m=m, v=delta.v), mask, k)
         if self.v_means:
             parts += block_mean_parts(block_means(delta.v))
         return parts, {"residual": left["w"], **new_memory}
 
-    def broadcast(self, context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
+    def broadcast(self, context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
         """Compress the mean in the same way; the server keeps the residual."""
         mean = self.over_senders(mean)
         velocity = self.momentum * memory["velocity"] + mean.w
         step = self.momentum * velocity + mean.w if self.nesterov else velocity
         if self.down_density == 1:
             after = {**memory, "velocity": velocity, **self.lagging(context, memory, step)}
-            return nonzero_parts(mean._replace(w=step[0])), after
+            return nonzero_parts(mean.replace(w=step[0])), after
         w, v = step + memory["residual"], mean.v[None]
         v = v if self.v_means else v + memory["residual_v"]
         k = num_kept(self.down_density, context.d)
-        parts, left = self.coded(context.round, Moments(w, mean.m[None], v), top_k(w, k), k, True)
+        parts, left = self.coded(
+            context.round, State(w=w, m=mean.m[None], v=v), top_k(w, k), k, True
+        )
         if self.v_means:
             parts += block_mean_parts(v)
         of_v = memory["residual_v"] if self.v_means else left.get("v", v)
@@ -267,25 +269,25 @@ class Rule:
         step = self.against * memory["step"] + sent
         return {"step": step, "lag": average_lag(context.round, self.average, memory["lag"], step)}
 
-    def apply(self, state: Moments, received: Moments) -> Moments:
+    def apply(self, context: Context, state: State, received: State) -> State:
         """Add the update; M may hold the last update, or the number of updates of each V."""
         if self.v_means:
-            received = received._replace(v=spread(received.v))
+            received = received.replace(v=spread(received.v))
         if self.against:
             update = self.against * state.m + received.w
-            return Moments(state.w + update, update, state.v + received.v)
+            return State(w=state.w + update, m=update, v=state.v + received.v)
         if self.counted:
             seen = state.m + (received.v != 0)
             gain = 1 / (1 - self.beta2 ** (self.local_steps * seen.clamp_min(1)))
-            return Moments(state.w + received.w, seen, state.v + gain * received.v)
+            return State(w=state.w + received.w, m=seen, v=state.v + gain * received.v)
         return state.plus(received)
 
-    def over_senders(self, mean: Moments) -> Moments:
+    def over_senders(self, mean: State) -> State:
         """The mean over the clients that sent a coordinate; their share is in the place of M."""
         if not self.senders:
             return mean
         share = mean.m.masked_fill(mean.m == 0, 1)
-        return Moments(mean.w / share, torch.zeros_like(share), mean.v / share)
+        return State(w=mean.w / share, m=torch.zeros_like(share), v=mean.v / share)
 
     def mask(self, context: Context, wanted: Tensor, last: Tensor) -> tuple[Tensor, int]:
         """The coordinates that a client sends, and their number."""
@@ -313,11 +315,11 @@ class Rule:
         return bool(due) and not self.v_means
 
     def coded(
-        self, round: int, x: Moments, mask: Tensor, k: int, down: bool = False
+        self, round: int, x: State, mask: Tensor, k: int, down: bool = False
     ) -> tuple[Parts, Mapping[str, Tensor]]:
         """The masked coordinates in few bits, and the residuals of W and V."""
         coders = self.coders(round, x.w.dtype.itemsize > 4, down)
-        values = {role: t for role, t in zip(("w", "m", "v"), x, strict=True) if role in coders}
+        values = {role: t for role, t in by_role(x).items() if role in coders}
         (part,) = sparse(values, mask, coders, k=k)
         return (part,), {role: residual_after(values[role], part, role) for role in part.values}
 

@@ -23,7 +23,7 @@ from fedsift.theory.deviation import DeviationCoefficients, deviation_coefficien
 from fedsift.theory.masks import Sparsification, mask_costs
 from fedsift.theory.measured_deviation import client_updates
 from fedsift.theory.sharper_bound import sharper_coefficients
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 PAPER = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6}
 ROUNDS, DENSITIES = (1, 4, 8), (0.01, 0.05, 0.2)
@@ -49,7 +49,7 @@ def rows(name: str, device: str, out: Path):
     for number, delta in enumerate(client_updates(task, fedadam_ssm(**PAPER), max(ROUNDS)), 1):
         if number not in ROUNDS:
             continue
-        clients = [Moments(*one) for one in zip(*delta, strict=True)]
+        clients = [State.of(delta.names, one) for one in zip(*delta, strict=True)]
         clients = clients[:MAX_CLIENTS] if d >= LARGE else clients
         for kind, w in weights.items():
             ratios = (w.log_theta - w.log_gamma, w.log_lambda - w.log_gamma)

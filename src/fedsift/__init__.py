@@ -11,13 +11,13 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedsift.errors import Diverged, RenamedModules
+from fedsift.errors import Diverged, RenamedModules, explain_renamed
 
 if TYPE_CHECKING:
     from fedsift import advise, algorithms, codec, data, models, theory
     from fedsift.optim import Adam
     from fedsift.simulation import Result, simulate
-    from fedsift.vector import Layout, Moments
+    from fedsift.vector import Layout, State
 
 __version__ = "0.1.0"
 
@@ -25,8 +25,8 @@ __all__ = [
     "Adam",
     "Diverged",
     "Layout",
-    "Moments",
     "Result",
+    "State",
     "advise",
     "algorithms",
     "codec",
@@ -39,8 +39,8 @@ __all__ = [
 HOMES = {
     "Adam": "optim",
     "Layout": "vector",
-    "Moments": "vector",
     "Result": "simulation",
+    "State": "vector",
     "simulate": "simulation",
 }
 """Where a name is defined; the other names are modules."""
@@ -51,7 +51,7 @@ sys.meta_path.append(RenamedModules())
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used, because importing torch takes seconds."""
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        explain_renamed(__name__)(name)
     module = import_module(f"fedsift.{HOMES.get(name, name)}")
     return getattr(module, name) if name in HOMES else module
 

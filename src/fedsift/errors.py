@@ -40,6 +40,7 @@ def require_choice(kind: str, name: str, choices: Collection[str]) -> None:
 
 
 RENAMED = {
+    "fedsift.Moments": "fedsift.State",
     "fedsift.adam.adam_step": "fedsift.adam.AdamStep",
     "fedsift.algorithms.fedsgd.sgd_step": "fedsift.algorithms.fedsgd.SgdStep",
     "fedsift.codec.blocks": "fedsift.codec.value_blocks",
@@ -58,6 +59,7 @@ RENAMED = {
     "fedsift.theory.updates": "fedsift.theory.client_updates",
     "fedsift.theory.visited_noise": "fedsift.theory.gradient_noise",
     "fedsift.theory.watch": "fedsift.theory.compare_with_centralized",
+    "fedsift.vector.Moments": "fedsift.vector.State",
 }
 """Earlier names of modules and functions, and their new names."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedsift.adam import AdamStep, clipped
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 
 class Adam(Optimizer):
@@ -51,7 +51,8 @@ class Adam(Optimizer):
         for group in self.param_groups:
             take_step = AdamStep(*(group[key] for key in ("lr", "beta1", "beta2", "eps")))
             for p in group["params"]:
-                after = take_step(Moments(p, *self._moments_of(p)), next(gradients))
+                m, v = self._moments_of(p)
+                after = take_step(State(w=p, m=m, v=v), next(gradients))
                 p.copy_(after.w)
                 self.state[p].update(m=after.m, v=after.v)
         return loss

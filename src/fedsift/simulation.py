@@ -25,7 +25,7 @@ from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import RoundReport, Snapshot
 from fedsift.task import Data, Loss, check_model, check_task
-from fedsift.vector import Layout, Moments
+from fedsift.vector import Layout, State
 
 Record = dict[str, Any]
 """One round's metrics: a line of metrics.jsonl."""
@@ -42,8 +42,8 @@ class Result:
     """The trained model's parameters as a flat vector. Most methods return the global W."""
 
     @property
-    def state(self) -> Moments:
-        """The global W, M and V as flat vectors in the model's parameter order."""
+    def state(self) -> State:
+        """The global state: flat vectors in the model's parameter order, such as ``state.w``."""
         return self.snapshot.state
 
     def load_into(self, model: nn.Module) -> None:
@@ -190,7 +190,7 @@ def prepare(
     trained = copy.deepcopy(model).to(device)
     check_model(trained, local[0][0][:2])
     tested = None if test is None else _to(test, device)
-    layout = Layout.of(model)
+    layout = algorithm.layout_for(Layout.of(model))
     task = Task(trained, options.loss, local, tested, options.batch_size, options.seed, layout)
     check_task(task)
     return Federation(
@@ -227,7 +227,7 @@ def initial_snapshot(federation: Federation, path: Path | None = None) -> Snapsh
     start = federation.initial_snapshot()
     if not federation.needs_memory_file:
         return start
-    file = SlotFile(federation.algorithm.client_memory, start.state.w, path)
+    file = SlotFile(federation.memory_lengths, start.state.w, path)
     return replace(start, client_memory=OnDisk(file))
 
 

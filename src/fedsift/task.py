@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.nn.parameter import is_lazy
 
@@ -19,6 +20,26 @@ from fedsift.vector import Layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Data = tuple[Tensor, Tensor]
+NumSteps = int | Callable[[int, int], int]
+"""The local steps per round: a number, or a function of a client's samples and batch size."""
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Local steps that pass over the client's data this many times.
+
+    Each epoch is a fresh permutation of the samples, split into batches; samples that do not fill a
+    batch are left out.
+
+    >>> Epochs(2)(samples=70, batch=32)
+    4
+    """
+
+    number: int
+
+    def __call__(self, samples: int, batch: int) -> int:
+        """Return the number of local steps."""
+        return self.number * max(1, samples // batch)
 
 
 class RemoteClients(Sequence[Data]):
@@ -56,17 +77,46 @@ class Task:
         size = len(self.clients[client][0])
         return size if self.batch_size is None else min(self.batch_size, size)
 
-    def batches(self, round: int, client: int, steps: int) -> NDArray[np.int64] | None:
+    def num_steps(self, client: int, steps: NumSteps) -> int:
+        """Return the number of a client's local steps per round."""
+        if isinstance(steps, int):
+            return steps
+        return steps(len(self.clients[client][0]), self.weight(client))
+
+    def batches(self, round: int, client: int, steps: NumSteps) -> NDArray[np.int64] | None:
         """Return a random sample of rows for each step; None if each batch is the whole set."""
         size, batch = len(self.clients[client][0]), self.weight(client)
         if batch == size:
             return None
-        return sample_without_replacement(self.batch_uniforms(round, client, steps), size)
+        if isinstance(steps, Epochs):
+            generator = stream(self.seed, "batches", round, client)
+            epochs = [generator.permutation(size) for _ in range(steps.number)]
+            return np.concatenate([rows[: size // batch * batch] for rows in epochs]).reshape(
+                -1, batch
+            )
+        number = self.num_steps(client, steps)
+        return sample_without_replacement(self.batch_uniforms(round, client, number), size)
 
     def batch_uniforms(self, round: int, client: int, steps: int) -> NDArray[np.float64]:
         """Return the uniform random numbers ``(steps, batch)`` that choose the client's batches."""
         generator = stream(self.seed, "batches", round, client)
         return generator.random((steps, self.weight(client)))
+
+    def gradient(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Return the gradient ``(d,)`` of the loss on (x, y) at weights w ``(d,)``.
+
+        The model is in evaluation mode. If x or y requires gradients, the result can be
+        differentiated with respect to them.
+        """
+        self.model.eval()
+        point = w if w.requires_grad else w.detach().requires_grad_()
+        is_differentiable = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
+        with torch.enable_grad():
+            output = functional_call(self.model, self.layout.unflatten(point), (x,))
+            (gradient,) = torch.autograd.grad(
+                self.loss(output, y), point, create_graph=is_differentiable
+            )
+        return gradient
 
 
 def sample_without_replacement(

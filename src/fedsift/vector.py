@@ -1,4 +1,4 @@
-"""A model's parameters as one flat vector (Layout), and FedAdam's state (W, M, V) (Moments).
+"""A model's parameters as one flat vector (Layout), and named vectors of that form (State).
 
 Every numeric function of fedsift works on tensors of shape ``(..., d)``: the last axis holds a
 model's parameters one after another, and the axes before it are clients.
@@ -8,46 +8,117 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedsift.errors import explain_renamed
 
-class Moments(NamedTuple):
-    """Weights ``w``, first moment ``m`` and second moment ``v``, each ``(..., d)``.
+MOMENTS = ("w", "m", "v")
+"""The vectors of the Adam methods: weights, first moment and second moment."""
 
-    >>> x = Moments.start(torch.ones(3))
-    >>> (x - x).w.tolist(), x.v.tolist()
-    ([0.0, 0.0, 0.0], [0.0, 0.0, 0.0])
+
+class State:
+    """An immutable set of named vectors ``(..., d)``, of which ``w`` holds the weights.
+
+    Iteration yields the vectors, in the order of ``names``.
+
+    >>> x = State(w=torch.ones(2), c=torch.zeros(2))
+    >>> x.names, x.w.tolist(), x["c"].tolist()
+    (('w', 'c'), [1.0, 1.0], [0.0, 0.0])
+    >>> (x - x.replace(w=torch.zeros(2))).w.tolist()
+    [1.0, 1.0]
+    >>> x.m
+    Traceback (most recent call last):
+    ...
+    AttributeError: this state has the vectors w, c, but no 'm'
     """
 
-    w: Tensor
-    m: Tensor
-    v: Tensor
+    def __init__(self, **vectors: Tensor) -> None:
+        self.__dict__.update(vectors)
 
     @classmethod
-    def start(cls, w: Tensor) -> Moments:
-        """Return the initial state: W^0 as given, M^0 = V^0 = 0."""
-        return cls(w, torch.zeros_like(w), torch.zeros_like(w))
+    def start(cls, w: Tensor, names: Sequence[str] = MOMENTS) -> State:
+        """Return the state with the given weights in which all other vectors are zero.
 
-    def __sub__(self, other: Moments) -> Moments:
-        return Moments(self.w - other.w, self.m - other.m, self.v - other.v)
+        >>> State.start(torch.ones(1)).v.tolist()
+        [0.0]
+        """
+        return cls(**{name: w if name == "w" else torch.zeros_like(w) for name in names})
 
-    def plus(self, other: Moments) -> Moments:
-        """Return the elementwise sum (``+`` on tuples concatenates)."""
-        return Moments(self.w + other.w, self.m + other.m, self.v + other.v)
+    @classmethod
+    def of(cls, names: Sequence[str], vectors: Iterable[Tensor]) -> State:
+        """Return a state, given its names and its vectors in the same order."""
+        return cls(**dict(zip(names, vectors, strict=True)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the vectors."""
+        return tuple(self.__dict__)
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """Return the names and the vectors."""
+        return self.__dict__.items()
+
+    def replace(self, **changed: Tensor) -> State:
+        """Return the state with some of its vectors replaced."""
+        for name in changed:
+            self[name]
+        return State(**{**self.__dict__, **changed})
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> State:
+        """Return the state with a function applied to each vector."""
+        return State(**{name: function(x) for name, x in self.items()})
+
+    def plus(self, other: State) -> State:
+        """Return the elementwise sum."""
+        return State(**{name: x + other[name] for name, x in self.items()})
+
+    def __sub__(self, other: State) -> State:
+        return State(**{name: x - other[name] for name, x in self.items()})
+
+    def __getitem__(self, name: str) -> Tensor:
+        found: Tensor = getattr(self, name)
+        return found
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.__dict__
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.__dict__.values())
+
+    def __len__(self) -> int:
+        return len(self.__dict__)
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name in RENAMED_METHODS:
+            raise AttributeError(f"a state is no longer a tuple: use {RENAMED_METHODS[name]}")
+        names = ", ".join(self.__dict__)
+        raise AttributeError(f"this state has the vectors {names}, but no {name!r}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a state cannot be changed: use state.replace({name}=...)")
+
+    def __repr__(self) -> str:
+        vectors = ", ".join(f"{name}={tuple(x.shape)}" for name, x in self.items())
+        return f"State({vectors})"
+
+
+RENAMED_METHODS = {"_replace": "state.replace(w=...)", "_asdict": "dict(state.items())"}
+"""Methods of the named tuple (W, M, V) that states were before."""
 
 
 @dataclass(frozen=True)
 class Layout:
     """The position of each named parameter of a model in its flat vector.
+
+    ``lengths`` are the lengths of vectors that do not have one number per parameter, by name.
 
     >>> layout = Layout.of(nn.Linear(3, 2))
     >>> layout.d, layout.names, layout.offsets
@@ -57,6 +128,7 @@ class Layout:
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
+    lengths: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
@@ -97,6 +169,19 @@ class Layout:
         """The slice of the flat vector that each parameter occupies."""
         spans = zip(self.names, self.offsets, self.sizes, strict=True)
         return {name: slice(start, start + size) for name, start, size in spans}
+
+    def length(self, name: str) -> int:
+        """Return the length of a named vector: d, unless the layout says otherwise.
+
+        >>> layout = Layout.of(nn.Linear(3, 2)).with_lengths({"p": 5})
+        >>> layout.length("w"), layout.length("p")
+        (8, 5)
+        """
+        return dict(self.lengths).get(name, self.d)
+
+    def with_lengths(self, lengths: Mapping[str, int]) -> Layout:
+        """Return the layout with more vectors of other lengths."""
+        return replace(self, lengths=tuple(sorted({**dict(self.lengths), **lengths}.items())))
 
     def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Concatenate named tensors ``(*clients, *shape)`` to one vector ``(*clients, d)``."""
@@ -143,8 +228,8 @@ class Layout:
             parameter.data, parameter.grad = values[name], gradients[name]
 
     def fingerprint(self) -> str:
-        """Return a short hash of names, shapes and dtype."""
-        text = repr((self.names, self.shapes, str(self.dtype)))
+        """Return a short hash of names, shapes, dtype and other lengths."""
+        text = repr((self.names, self.shapes, str(self.dtype), *self.lengths))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -162,3 +247,6 @@ def raw_bytes(x: Tensor) -> bytes:
 
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+__getattr__ = explain_renamed(__name__)

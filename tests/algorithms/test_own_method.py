@@ -22,7 +22,7 @@ def _forget():
 def train(send, **memories):
     @method("slip")
     def slip() -> Algorithm:
-        phase = Phase(1, lambda x, gradient: x, send, paper_bits=lambda d: 32.0 * d)
+        phase = Phase(1, lambda x, gradient, context: x, send, paper_bits=lambda d: 32.0 * d)
         return Algorithm(always(phase), **memories)
 
     problem = ridge(0)

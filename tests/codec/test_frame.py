@@ -28,7 +28,7 @@ from fedsift.codec import (
 from fedsift.codec.frame import encoded_sizes, frame_headers
 from fedsift.codec.header import ByteReader, header_size, varint, write_header
 from fedsift.selection.masks import top_k
-from fedsift.vector import Layout, Moments
+from fedsift.vector import Layout, State
 
 LAYOUT = Layout.of(nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 10)))
 COMPACT = [Float("float32"), Float("bfloat16"), Float("float16"), Linear(8), Linear(4), Linear(2)]
@@ -164,9 +164,9 @@ def test_the_header_is_small():
 
 
 def test_different_states_have_different_hashes():
-    state = Moments(torch.ones(3), torch.zeros(3), torch.zeros(3))
-    assert state_hash(state) == state_hash(Moments(*(x.clone() for x in state)))
-    assert state_hash(state) != state_hash(state._replace(v=torch.tensor([0, 0, 1e-45])))
+    state = State(w=torch.ones(3), m=torch.zeros(3), v=torch.zeros(3))
+    assert state_hash(state) == state_hash(state.map(torch.clone))
+    assert state_hash(state) != state_hash(state.replace(v=torch.tensor([0, 0, 1e-45])))
     assert len(state_hash(state)) == 8
 
 

@@ -141,9 +141,9 @@ def test_memory_is_kept_only_by_clients_whose_update_arrived():
 
 def test_the_sums_memory_does_not_depend_on_the_number_of_clients():
     from fedsift.codec.update import Update, WeightedSum, dense
-    from fedsift.vector import Moments
+    from fedsift.vector import State
 
-    total = WeightedSum(Moments.start(torch.zeros(8)))
+    total = WeightedSum(State.start(torch.zeros(8)))
     held = {id(x) for x in total.total}
     for _ in range(100):
         total.add(Update(dense({"w": torch.ones(1, 8)}), (1.0,)))

@@ -122,7 +122,7 @@ def test_small_work_starts_no_workers(monkeypatch):
 def test_divergence_in_a_worker_is_reported_and_the_engine_stays_usable():
     fed = federation(participation=1.0, dropout=0.0)
     before, _ = fed.run_round(fed.initial_snapshot())
-    broken = before.state._replace(w=torch.full_like(before.state.w, float("nan")))
+    broken = before.state.replace(w=torch.full_like(before.state.w, float("nan")))
     with pytest.raises(Diverged, match="client 0"):
         fed.run_round(replace(before, state=broken))
     again, _ = fed.run_round(before)
@@ -438,9 +438,9 @@ def test_a_method_may_store_its_gradients():
     fed = federation(participation=1.0, dropout=0.0)
     kept = []
 
-    def step(x, gradient):
+    def step(x, gradient, context):
         kept.append(gradient)
-        return x._replace(w=x.w - 0.1 * gradient)
+        return x.replace(w=x.w - 0.1 * gradient)
 
     phase = replace(fed.algorithm.phase(1), step=step)
     list(Reference(fed.task).train(Job(1, phase, fed.initial_snapshot().state, (0,), {0: {}})))

@@ -15,7 +15,7 @@ from fedsift.engine.cpu.recorded_convolutions import WinogradConvolution
 from fedsift.engine.fused import fused
 from fedsift.models import build
 from fedsift.task import Task
-from fedsift.vector import Layout, Moments
+from fedsift.vector import Layout, State
 
 needs_compiler = pytest.mark.skipif(native.load() is None, reason="needs a C compiler")
 
@@ -278,9 +278,9 @@ def of_all(layer, x, of_output, dtype):
 def test_the_c_kernel_equals_adam():
     draw = torch.Generator().manual_seed(0)
     w, m, v, gradient = torch.randn(4, 1, 1001, generator=draw)
-    x = Moments(w, m, v.abs())
+    x = State(w=w, m=m, v=v.abs())
     step = AdamStep(lr=0.1, beta1=0.9, beta2=0.99, eps=1e-3)
     wanted = step(x, gradient)
-    fused(step, x.w)(x, gradient, x.w)
+    fused(step, x.w)(x, gradient, x.w, None)
     for ours, theirs in zip(x, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)

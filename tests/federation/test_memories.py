@@ -108,7 +108,7 @@ def test_a_damaged_file_is_refused_in_one_line(harm, tmp_path, federation, much,
 
 
 def test_a_slot_without_references_is_reused():
-    file = SlotFile(("residual",), torch.zeros(3))
+    file = SlotFile({"residual": 3}, torch.zeros(3))
     memories = OnDisk(file)
     for value in range(10):
         memory = {"residual": torch.full((1, 3), float(value))}
@@ -120,7 +120,7 @@ def test_a_slot_without_references_is_reused():
 @pytest.mark.filterwarnings("error")  # of what happens when half an object is thrown away, too
 def test_a_file_that_cannot_be_opened_raises_one_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        SlotFile(("residual",), torch.zeros(3), tmp_path / "nowhere" / "memory.bin")
+        SlotFile({"residual": 3}, torch.zeros(3), tmp_path / "nowhere" / "memory.bin")
     gc.collect()
 
 
@@ -128,7 +128,7 @@ def test_a_file_without_references_is_closed():
     def is_open(handle):
         return Path(f"/proc/self/fd/{handle}").exists()
 
-    file = SlotFile(("residual",), torch.zeros(3))
+    file = SlotFile({"residual": 3}, torch.zeros(3))
     handle = file.handle
     assert is_open(handle)
     del file

@@ -33,7 +33,7 @@ from fedsift.flower.store import ClientState, ClientStore
 from fedsift.runs import federation_of
 from fedsift.runs.config import RunConfig
 from fedsift.simulation import initial_snapshot, run_rounds
-from fedsift.vector import Layout, Moments
+from fedsift.vector import Layout, State
 
 CLIENTS, SEED = 5, 2
 SSM = algorithms.fedadam_ssm(density=0.1, local_steps=2)
@@ -605,7 +605,7 @@ def raising(words):
 def test_a_client_file_survives_a_crash_and_detects_damage(tmp_path, monkeypatch):
     layout = Layout.of(make_model())
     store = ClientStore(tmp_path)
-    state = Moments.start(torch.ones(layout.d))
+    state = State.start(torch.ones(layout.d))
     store.save(layout, ClientState(state, {b"12345678": {"residual": torch.ones(1, layout.d)}}))
 
     def crash(*args):
@@ -614,7 +614,7 @@ def test_a_client_file_survives_a_crash_and_detects_damage(tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr("os.replace", crash)
         with pytest.raises(KeyboardInterrupt):
-            store.save(layout, ClientState(Moments.start(torch.zeros(layout.d))))
+            store.save(layout, ClientState(State.start(torch.zeros(layout.d))))
     assert store.file.stat().st_mode & 0o777 == 0o600
     stored = store.load(layout)
     assert_same_bits(stored.state, state)
@@ -681,7 +681,7 @@ def test_a_custom_training_loop_needs_a_method_with_adam_steps(place, algorithm,
 def test_adam_follows_the_equations_and_keeps_its_moments(clip):
     model = make_model()
     layout = Layout.of(model)
-    x = Moments(layout.read(model), torch.rand(layout.d), torch.rand(layout.d))
+    x = State(w=layout.read(model), m=torch.rand(layout.d), v=torch.rand(layout.d))
     optimizer = fedsift.Adam(model.parameters(), lr=0.1, eps=1e-3, clip=clip)
     optimizer.load_moments(x.m, x.v)
     for _ in range(3):

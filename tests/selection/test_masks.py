@@ -15,7 +15,7 @@ from fedsift.selection.masks import (
     top_k_separate,
     top_k_union,
 )
-from fedsift.vector import Layout, Moments
+from fedsift.vector import Layout, State
 
 values = st.one_of(
     st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, 1e-45, -1e-45, 1e-40, 3e38]),
@@ -43,7 +43,7 @@ def test_top_k_equals_the_reference_for_any_input(x, data):
 def test_every_mask_has_exactly_k_ones(x, density):
     rows = torch.from_numpy(x)
     k = num_kept(density, x.shape[1])
-    delta = Moments(rows, rows.flip(-1), rows.square().clamp(max=3e38))
+    delta = State(w=rows, m=rows.flip(-1), v=rows.square().clamp(max=3e38))
     random = rand_k(rows, k, torch.Generator().manual_seed(0))
     for mask in (top_k(rows, k), top_k_union(delta, k), *top_k_separate(delta, k), random):
         assert mask.shape == rows.shape
@@ -57,7 +57,7 @@ def test_a_large_tie_goes_to_the_lower_indices():
 
 def test_the_union_considers_all_three_tensors():
     w, m, v = torch.eye(3)[:, None, :] * torch.tensor([1.0, 3.0, 2.0])
-    assert top_k_union(Moments(w, m, v), 2).tolist() == [[False, True, True]]
+    assert top_k_union(State(w=w, m=m, v=v), 2).tolist() == [[False, True, True]]
 
 
 def test_every_layer_has_the_same_density():
@@ -86,7 +86,7 @@ def test_random_masks_differ_by_client_and_depend_on_the_seed():
         lambda x: top_k(x, 1),
         lambda x: threshold(x, 0.5),
         lambda x: rand_k(x, 1, torch.Generator()),
-        lambda x: top_k_union(Moments(x, x, x), 1),
+        lambda x: top_k_union(State(w=x, m=x, v=x), 1),
     ],
 )
 def test_nan_is_refused(choose):

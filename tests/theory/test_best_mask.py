@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from fedsift.theory.deviation import DeviationCoefficients
 from fedsift.theory.masks import MASKS, Sparsification, best_mask, mask_costs
-from fedsift.vector import Moments
+from fedsift.vector import MOMENTS, State
 
 
 def problem(seed, d, spread=2.0):
     draw = np.random.default_rng(seed)
     delta = (draw.normal(size=d) * 10 ** draw.uniform(-1, 1, size=d) for _ in range(3))
     weights = DeviationCoefficients(*(spread * draw.normal(size=3)).tolist(), 0.0)
-    return Sparsification(Moments(*map(torch.tensor, delta)), weights)
+    return Sparsification(State.of(MOMENTS, map(torch.tensor, delta)), weights)
 
 
 def every_mask(d, k):
@@ -64,7 +64,7 @@ def test_the_best_mask_is_the_top_k_of_a_weighted_sum_of_squares():
 def test_the_best_mask_of_one_tensor_is_its_top_k():
     x = torch.tensor([1.0, -4.0, 3.0, 0.5])
     alone = Sparsification(
-        Moments(x, torch.zeros(4), torch.zeros(4)), DeviationCoefficients(0.0, 0.0, 0.0, 0.0)
+        State(w=x, m=torch.zeros(4), v=torch.zeros(4)), DeviationCoefficients(0.0, 0.0, 0.0, 0.0)
     )
     assert best_mask(alone, 2).mask.tolist() == [False, True, True, False]
     assert mask_costs(alone, 2)["W"] == pytest.approx(1)
@@ -96,7 +96,7 @@ def test_the_full_mask_costs_nothing():
 
 
 def test_zero_updates_and_a_bad_k_are_refused():
-    empty = Moments(*torch.zeros(3, 4))
+    empty = State.start(torch.zeros(4))
     with pytest.raises(ValueError, match="nothing to send"):
         best_mask(Sparsification(empty, DeviationCoefficients(0.0, 0.0, 0.0, 0.0)), 1)
     for k in (0, 7):

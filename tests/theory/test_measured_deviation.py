@@ -18,7 +18,7 @@ from fedsift.theory.measured_deviation import (
 )
 from fedsift.theory.objective import Objective
 from fedsift.theory.sharper_bound import sharper_coefficients
-from fedsift.vector import Layout, Moments
+from fedsift.vector import Layout, State
 from problems import ridge
 
 
@@ -61,8 +61,8 @@ def test_with_a_standard_deviation_it_holds_only_in_expectation():
 def test_the_printed_theta_breaks_the_inequality():
     """A linear loss, two states that differ in V alone: the printed bound is negative."""
     lr, beta1, beta2, eps, g = 0.1, 0.9, 0.999, 1.0, 1.0
-    start = Moments(torch.zeros(1), torch.ones(1), torch.zeros(1))
-    other = Moments(torch.zeros(1), torch.ones(1), torch.ones(1))
+    start = State(w=torch.zeros(1), m=torch.ones(1), v=torch.zeros(1))
+    other = State(w=torch.zeros(1), m=torch.ones(1), v=torch.ones(1))
     step = fedadam_ssm(lr=lr, beta1=beta1, beta2=beta2, eps=eps, density=1.0).phase(1).step
     real = float((step(start, torch.ones(1)).w - step(other, torch.ones(1)).w).abs())
     walk = deviation_recurrence(

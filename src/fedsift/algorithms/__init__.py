@@ -14,7 +14,7 @@ from fedsift.algorithms.fedadam_ssm_v import fedadam_ssm_v
 from fedsift.algorithms.fedadam_top import fedadam_top
 from fedsift.algorithms.fedadamw import fedadamw
 from fedsift.algorithms.fedsgd import fedsgd
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, StepContext, always
 from fedsift.algorithms.onebit_adam import onebit_adam
 from fedsift.algorithms.registry import METHODS, Method, describe, find, method, settings_of
 from fedsift.algorithms.settings import Setting
@@ -30,6 +30,7 @@ __all__ = [
     "Method",
     "Phase",
     "Setting",
+    "StepContext",
     "always",
     "describe",
     "efficient_adam",

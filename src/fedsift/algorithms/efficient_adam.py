@@ -18,7 +18,7 @@ from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import BITS, Beta1, Beta2, Epsilon, LearningRate, Setting
 from fedsift.codec.update import Parts, dense, residual_after
 from fedsift.codec.values import Linear
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 Bits = Annotated[int, Setting("Bits per coordinate", BITS)]
 
@@ -39,15 +39,15 @@ def efficient_adam(
     232
     """
 
-    def local_start(state: Moments, memory: Memory) -> Moments:
-        return Moments(state.w, memory["m"], memory["v"])
+    def local_start(state: State, memory: Memory) -> State:
+        return state.replace(m=memory["m"], v=memory["v"])
 
     def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
-        _, m, v = update.end
+        m, v = update.end.m, update.end.v
         parts, residual = quantized(-lr * direction(m, v, eps) + memory["residual"], bits)
         return parts, {"m": m, "v": v, "residual": residual}
 
-    def broadcast(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
+    def broadcast(context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
         parts, residual = quantized(mean.w[None] + memory["residual"], bits)
         return parts, {"residual": residual}
 

@@ -23,7 +23,7 @@ from fedsift.algorithms.method import (
 )
 from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import Beta1, Beta2, Epsilon, LearningRate, LocalSteps
-from fedsift.codec.update import Parts, dense, moments
+from fedsift.codec.update import Parts, by_role, dense
 
 
 @method("fedadam", label="FedAdam", color="#d55e00")
@@ -56,4 +56,4 @@ def fedadam(
 
 def send_all_deltas(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
     """Send every coordinate of ΔW, ΔM and ΔV."""
-    return dense(moments(update.delta)), memory
+    return dense(by_role(update.delta)), memory

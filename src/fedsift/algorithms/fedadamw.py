@@ -14,13 +14,23 @@ in this project, ε is inside the square root and there is no bias correction.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedsift.adam import AdamStep
-from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Q, always
+from fedsift.algorithms.method import (
+    Algorithm,
+    Context,
+    LocalUpdate,
+    Memory,
+    Phase,
+    Q,
+    StepContext,
+    always,
+)
 from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import (
     BELOW_ONE,
@@ -33,7 +43,7 @@ from fedsift.algorithms.settings import (
     Setting,
 )
 from fedsift.codec.update import Parts, dense, sparse
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 BLOCK = 256
 """Consecutive coordinates of V that are sent as their mean."""
@@ -60,25 +70,22 @@ def fedadamw(
     >>> fedadamw().phase(1).paper_bits(512)
     16448
     """
-    adam = AdamStep(lr, beta1, beta2, eps)
+    step = AdamWStep(lr, beta1, beta2, eps, weight_decay)
 
-    def local_start(state: Moments, memory: Memory) -> Moments:
+    def local_start(state: State, memory: Memory) -> State:
         ahead = state.w + correction * state.m  # the global M holds the last global update
-        return Moments(ahead, torch.zeros_like(state.m), state.v)
-
-    def step(x: Moments, gradient: Tensor) -> Moments:
-        return adam(x._replace(w=x.w - lr * weight_decay * x.w), gradient)
+        return state.replace(w=ahead, m=torch.zeros_like(state.m))
 
     def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
         means = block_means(update.end.v)
         return (*dense({"w": update.delta_w}), *block_mean_parts(means)), memory
 
-    def broadcast(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
+    def broadcast(context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
         return (*dense({"w": mean.w[None]}), *block_mean_parts(mean.v[None])), memory
 
-    def apply(state: Moments, received: Moments) -> Moments:
+    def apply(context: Context, state: State, received: State) -> State:
         update = correction * state.m + received.w
-        return Moments(state.w + update, update, spread(received.v))
+        return State(w=state.w + update, m=update, v=spread(received.v))
 
     def paper_bits(d: int) -> float:
         return (d + math.ceil(d / BLOCK)) * Q
@@ -86,6 +93,22 @@ def fedadamw(
     return Algorithm(
         always(Phase(local_steps, step, send, paper_bits, local_start, broadcast, apply))
     )
+
+
+@dataclass(frozen=True)
+class AdamWStep:
+    """One local step of Adam, after w ← (1 − η λ) w."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+    def __call__(self, x: State, gradient: Tensor, context: StepContext) -> State:
+        """Return W, M and V after the step."""
+        adam = AdamStep(self.lr, self.beta1, self.beta2, self.eps)
+        return adam(x.replace(w=x.w - self.lr * self.weight_decay * x.w), gradient)
 
 
 def block_mean_parts(means: Tensor) -> Parts:

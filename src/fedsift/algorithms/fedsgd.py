@@ -27,7 +27,7 @@ from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import LearningRate, LocalSteps
 from fedsift.codec.update import Parts, dense
 from fedsift.errors import explain_renamed
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 
 @method("fedsgd", label="FedSGD", color="#7d8894")
@@ -48,19 +48,20 @@ def fedsgd(local_steps: LocalSteps = 30, lr: LearningRate = 1e-3) -> Algorithm:
                 broadcast=broadcast_all(("w",)),
                 paper_bits=lambda d: d * Q,
             )
-        )
+        ),
+        state=("w",),
     )
 
 
 @dataclass(frozen=True)
 class SgdStep:
-    """Equation (2): w ← w − η g. M and V stay as they are."""
+    """Equation (2): w ← w − η g."""
 
     lr: float
 
-    def __call__(self, x: Moments, gradient: Tensor) -> Moments:
-        """Return W, M and V after the step."""
-        return x._replace(w=x.w - self.lr * gradient)
+    def __call__(self, x: State, gradient: Tensor, context: object = None) -> State:
+        """Return the state with W after the step."""
+        return x.replace(w=x.w - self.lr * gradient)
 
 
 def send_delta_w(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:

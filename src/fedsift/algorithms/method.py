@@ -5,37 +5,128 @@ A method is a set of pure functions on stacked tensors ``(clients, d)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fedsift.codec.update import Part, Parts, Role, dense, moments, sparse
+from fedsift.codec.update import PAYLOADS, ROLES, Part, Parts, Role, by_role, dense, sparse
 from fedsift.selection.difference import Difference
-from fedsift.vector import Layout, Moments
+from fedsift.task import NumSteps, Task
+from fedsift.vector import MOMENTS, Layout, State
 
 Q = 32
 """The paper's q: bits per floating-point value."""
 Memory = Mapping[str, Tensor]
 """What a client or the server keeps between rounds, by name. Tensors are ``(clients, d)`` on
-clients and ``(1, d)`` on the server, and start at zero."""
+clients and ``(1, d)`` on the server, and start at zero. A vector may have another length, if
+``Algorithm.lengths`` declares it."""
+LossGradient = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""The gradient of the loss: (weights ``(d,)``, x, y) to a vector ``(d,)``."""
+
+
+def no_gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Fail, because there is no model that could compute a gradient."""
+    raise ValueError(
+        "this method computes gradients outside the local steps, which needs the model: on Flower, "
+        "pass network=model to FedSift"
+    )
 
 
 @dataclass(frozen=True)
 class Context:
-    """Information about the round that a method may use besides the tensors."""
+    """Information about the round that a method may use besides the tensors.
+
+    ``clients`` are the clients of the stack, and empty where the server acts for all.
+    ``gradient(w, x, y)`` is the gradient ``(d,)`` of the task's loss at weights w ``(d,)``, with
+    the model in evaluation mode. It can itself be differentiated with respect to x and y.
+    """
 
     layout: Layout
     round: int
     seed: int
     clients: tuple[int, ...]
+    gradient: LossGradient = field(default=no_gradient, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, task: Task, round: int, clients: tuple[int, ...] = ()) -> Context:
+        """Return the context of a round of a task."""
+        return cls(task.layout, round, task.seed, clients, task.gradient)
 
     @property
     def d(self) -> int:
         """Number of model parameters."""
         return self.layout.d
+
+
+class StepContext:
+    """What a local step knows besides the state and the gradient.
+
+    All that a client knows of the server is the state that was broadcast: anything else would be
+    traffic that is not counted. ``start`` is the state ``(clients, d)`` at the start of the round,
+    ``memory`` the client's own memory, ``seed`` the seed of the run. ``round`` and ``step`` count
+    from 1. They are tensors without axes, because one CUDA graph serves all rounds and steps.
+
+    Each tensor is created when a step first reads it, so steps that need none cost nothing.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        number: Callable[[int], Tensor],
+        round: int,
+        start: Callable[[], State],
+        memory: Callable[[], Memory],
+    ) -> None:
+        self.seed = seed
+        self._number, self._round, self._steps = number, round, 0
+        self._start, self._memory = start, memory
+
+    @cached_property
+    def start(self) -> State:
+        """The state at the start of the round."""
+        return self._start()
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The client's memory."""
+        return self._memory()
+
+    @cached_property
+    def round(self) -> Tensor:
+        """The number of the round."""
+        return self._number(self._round)
+
+    @cached_property
+    def step(self) -> Tensor:
+        """The number of the step."""
+        return self._number(self._steps)
+
+    def advance(self) -> None:
+        """Begin the next step."""
+        self._steps += 1
+        if "step" in self.__dict__:
+            self.step.add_(1)
+
+    def restart(self, round: int) -> None:
+        """Return to the time before the first step of a round."""
+        self._round, self._steps = round, 0
+        for name, number in (("round", round), ("step", 0)):
+            if self.was_read(name):
+                getattr(self, name).fill_(number)
+
+    def forget(self) -> None:
+        """Create all tensors again when they are read next."""
+        for name in ("start", "memory", "round", "step"):
+            self.__dict__.pop(name, None)
+
+    def was_read(self, name: str) -> bool:
+        """Whether a step has read an attribute."""
+        return name in self.__dict__
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,93 +137,119 @@ class LocalUpdate:
     pass ``differences`` to :func:`fedsift.codec.update.sparse`, which reads no others.
 
     >>> from torch import tensor
-    >>> start, end = (Moments.start(tensor([[w, 1.0]])) for w in (1.0, 1.5))
+    >>> start, end = (State.start(tensor([[w, 1.0]])) for w in (1.0, 1.5))
     >>> LocalUpdate(start, end).delta_w
     tensor([[0.5000, 0.0000]])
     """
 
-    start: Moments
-    end: Moments
+    start: State
+    end: State
 
     @cached_property
     def differences(self) -> dict[Role, Difference]:
         """The differences by role."""
-        before, after = moments(self.start), moments(self.end)
-        return {role: Difference(before[role], after[role]) for role in after}
+        before = by_role(self.start)
+        return {role: Difference(before[role], x) for role, x in by_role(self.end).items()}
 
     @property
     def delta_w(self) -> Tensor:
         """ΔW, all coordinates."""
-        return self.differences["w"].dense
+        return self._dense("w")
 
     @property
     def delta_m(self) -> Tensor:
         """ΔM, all coordinates."""
-        return self.differences["m"].dense
+        return self._dense("m")
 
     @property
     def delta_v(self) -> Tensor:
         """ΔV, all coordinates."""
-        return self.differences["v"].dense
+        return self._dense("v")
 
     @property
-    def delta(self) -> Moments:
-        """ΔW, ΔM and ΔV, all coordinates."""
-        return Moments(self.delta_w, self.delta_m, self.delta_v)
+    def delta(self) -> State:
+        """The differences of all vectors, all coordinates."""
+        return State(**{role: x.dense for role, x in self.differences.items()})
+
+    def _dense(self, role: Role) -> Tensor:
+        if role not in self.end:
+            self.end[role]  # raises the error that names the vectors of the state
+        return self.differences[role].dense
 
 
-LocalStart = Callable[[Moments, Memory], Moments]
-Step = Callable[[Moments, Tensor], Moments]
+LocalStart = Callable[[State, Memory], State]
+Step = Callable[[State, Tensor, StepContext], State | tuple[State, Memory]]
+Points = Callable[[State, StepContext], Iterator[Tensor]]
 Send = Callable[[Context, LocalUpdate, Memory], tuple[Parts, Memory]]
-Broadcast = Callable[[Context, Moments, Memory], tuple[Parts, Memory]]
-Apply = Callable[[Moments, Moments], Moments]
-Model = Callable[[Moments, Memory], Tensor]
+Receive = Callable[[Context, State, Parts], Parts]
+Broadcast = Callable[[Context, State, Memory], tuple[Parts, Memory]]
+Apply = Callable[[Context, State, State], State]
+Model = Callable[[State, Memory], Tensor]
 
 
-def from_global(state: Moments, memory: Memory) -> Moments:
-    """Start local training from the global W, M and V."""
+def from_global(state: State, memory: Memory) -> State:
+    """Start local training from the global state."""
     return state
+
+
+def as_sent(context: Context, state: State, parts: Parts) -> Parts:
+    """Merge what clients send as it is."""
+    return parts
 
 
 def broadcast_all(roles: tuple[Role, ...]) -> Broadcast:
     """Return a broadcast of every coordinate of the mean, for the given roles."""
 
-    def broadcast(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
-        by_role = moments(mean)
-        return dense({role: by_role[role][None] for role in roles}), memory
+    def broadcast(context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
+        return dense({role: mean[role][None] for role in roles}), memory
 
     return broadcast
 
 
-def broadcast_nonzero(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
+def broadcast_nonzero(context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
     """Broadcast the nonzero coordinates of the mean: those that any client sent."""
     return nonzero_parts(mean), memory
 
 
-def nonzero_parts(mean: Moments) -> Parts:
-    """Return the nonzero coordinates of W, M and V, under one shared mask if that is smaller."""
-    values = {role: x[None] for role, x in moments(mean).items()}
+def nonzero_parts(mean: State) -> Parts:
+    """Return the nonzero coordinates of the mean, under one shared mask if that is smaller.
+
+    Payloads are sent in full.
+    """
+    values = {role: x[None] for role, x in by_role(mean).items()}
+    payloads = dense({role: x for role, x in values.items() if role in PAYLOADS})
+    values = {role: x for role, x in values.items() if role not in PAYLOADS}
     masks = {role: x != 0 for role, x in values.items()}
-    union = masks["w"] | masks["m"] | masks["v"]
+    union = torch.stack(list(masks.values())).any(0)
     is_one_mask_smaller = 3 * union.sum() <= 2 * sum(mask.sum() for mask in masks.values())
     if bool(is_one_mask_smaller):
-        return sparse(values, union)
-    return tuple(
+        return (*sparse(values, union), *payloads)
+    separate = tuple(
         part
         for role, mask in masks.items()
         if bool(mask.any())
         for part in sparse({role: values[role]}, mask)
     )
+    return (*separate, *payloads)
 
 
-def add_received(state: Moments, received: Moments) -> Moments:
-    """W ← W + ΔW, M ← M + ΔM, V ← V + ΔV."""
+def add_received(context: Context, state: State, received: State) -> State:
+    """Add what was received to each vector: W ← W + ΔW and so on."""
     return state.plus(received)
 
 
-def global_weights(state: Moments, memory: Memory) -> Tensor:
+def global_weights(state: State, memory: Memory) -> Tensor:
     """Use the global W as the model's weights."""
     return state.w
+
+
+SIGNATURES = {
+    "step": "x, gradient, context",
+    "points": "x, context",
+    "receive": "context, state, parts",
+    "apply": "context, state, received",
+}
+"""The parameters of those functions of a phase whose parameters have changed since version 0.1."""
 
 
 @dataclass(frozen=True)
@@ -140,44 +257,106 @@ class Phase:
     """The functions of a round, in the order in which they are called.
 
     ``local_start(state, memory)``: where a client's local training starts;
-    ``step(x, gradient)``: one local step, taken ``local_steps`` times;
+    ``step(x, gradient, context)``: one local step; it returns the next x, or x and the client's
+    changed memory;
+    ``points(x, context)``: for methods without gradients. It yields weights ``(clients, d)``, and
+    ``step`` receives the losses of the mini-batch there, ``(clients, points)``, instead of a
+    gradient;
     ``send(context, update, memory)``: what the client uploads, and its new memory;
+    ``receive(context, state, parts)``: what the server merges of an upload;
     ``broadcast(context, mean, memory)``: what the server sends down, and its new memory;
-    ``apply(state, received)``: the new global state. The server and the clients both compute it,
-    from the same bytes.
+    ``apply(context, state, received)``: the new global state. The server and the clients both
+    compute it, from the same bytes.
 
-    ``paper_bits(d)`` is the uplink per client and round in bits by the paper's formula, for a model
-    with d parameters.
+    ``local_steps`` is the number of steps per client and round, or a function of the number of the
+    client's samples and its batch size, such as :class:`fedsift.task.Epochs`. ``paper_bits(d)`` is
+    the uplink per client and round in bits by the paper's formula, for a model with d parameters.
     """
 
-    local_steps: int
+    local_steps: NumSteps
     step: Step
     send: Send
     paper_bits: Callable[[int], float]
     local_start: LocalStart = from_global
     broadcast: Broadcast = broadcast_nonzero
     apply: Apply = add_received
+    points: Points | None = None
+    receive: Receive = as_sent
+
+    def __post_init__(self) -> None:
+        for name, parameters in SIGNATURES.items():
+            if (function := getattr(self, name)) is not None:
+                check_signature(name, function, parameters)
+
+
+def check_signature(name: str, function: Callable[..., Any], parameters: str) -> None:
+    """Raise TypeError unless a function takes the given parameters.
+
+    >>> check_signature("step", lambda x, gradient: x, "x, gradient, context")
+    Traceback (most recent call last):
+    ...
+    TypeError: a method's step must take (x, gradient, context), but it takes (x, gradient)
+    """
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*parameters.split(", "))
+    except TypeError:
+        raise TypeError(
+            f"a method's {name} must take ({parameters}), but it takes {signature}"
+        ) from None
+
+
+Length = int | Callable[[Layout], int]
+"""The length of a vector, or a function that computes it from the model's layout."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """A federated method with its settings, as the functions of ``fedsift.algorithms`` return it.
 
-    ``phase(round)`` returns the functions of a round. ``client_memory`` and ``server_memory`` name
-    what clients and the server keep between rounds. ``model(state, memory)`` returns the weights to
-    evaluate and to return to the user, given the global state and the server's memory.
+    ``phase(round)`` returns the functions of a round. ``state`` names the vectors of the global
+    state, in the order w, m, v, c. ``client_memory`` and ``server_memory`` name what clients and
+    the server keep between rounds. ``model(state, memory)`` returns the weights to evaluate and to
+    return to the user, given the global state and the server's memory. ``lengths`` are the lengths
+    of payloads and memories that do not have one number per parameter.
     """
 
     phase: Callable[[int], Phase]
     client_memory: tuple[str, ...] = ()
     server_memory: tuple[str, ...] = ()
     model: Model = global_weights
+    state: tuple[str, ...] = MOMENTS
+    lengths: Mapping[str, Length] = field(default_factory=dict)
     name: str = ""
     settings: Mapping[str, float | int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = [role for role in ROLES if role in self.state]
+        if list(self.state) != known or "w" not in known:
+            names = ", ".join(ROLES)
+            raise ValueError(
+                f"a method's state must be w and some of {names}, in this order, got {self.state}"
+            )
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{key}={value}" for key, value in self.settings.items())
         return f"{self.name.replace('-', '_')}({settings})"
+
+    def layout_for(self, layout: Layout) -> Layout:
+        """Return a model's layout with the lengths of this method's vectors."""
+        return layout.with_lengths(
+            {name: n(layout) if callable(n) else n for name, n in self.lengths.items()}
+        )
+
+    def initial_state(self, layout: Layout, w: Tensor) -> State:
+        """Return the state before round 1, in which all vectors but w are zero."""
+        zeros = {name: w.new_zeros(layout.length(name)) for name in self.state}
+        return State(**zeros).replace(w=w)
+
+    def zero_sum(self, layout: Layout, w: Tensor) -> State:
+        """Return zeros for everything that clients or the server may send."""
+        sent = dict.fromkeys([*self.state, *(x for x in PAYLOADS if x in dict(layout.lengths))])
+        return State(**{name: w.new_zeros(layout.length(name)) for name in sent})
 
 
 def always(phase: Phase) -> Callable[[int], Phase]:
@@ -207,6 +386,6 @@ def checked_message(returned: Any, memory: Memory, function: str) -> tuple[Parts
     return parts, new_memory
 
 
-def zero_memory(names: tuple[str, ...], rows: int, like: Tensor) -> dict[str, Tensor]:
-    """Return the memory before the first round, ``(rows, d)`` for each name."""
-    return {name: like.new_zeros(rows, like.shape[-1]) for name in names}
+def zero_memory(names: tuple[str, ...], layout: Layout, like: Tensor) -> dict[str, Tensor]:
+    """Return the memory before the first round, one row for each name."""
+    return {name: like.new_zeros(1, layout.length(name)) for name in names}

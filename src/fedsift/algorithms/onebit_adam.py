@@ -10,18 +10,19 @@ L = 1.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from torch import Tensor
 
 from fedsift.adam import direction, first_moment
 from fedsift.algorithms.fedadam import fedadam
-from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Q
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Q, StepContext
 from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import COUNT, Beta1, Beta2, Epsilon, LearningRate, Setting
 from fedsift.codec.update import Parts, dense, residual_after
 from fedsift.codec.values import Sign
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 WarmupRounds = Annotated[int, Setting("Rounds of FedAdam before the compression starts", COUNT)]
 
@@ -43,25 +44,34 @@ def onebit_adam(
     """
     warmup = fedadam(local_steps=1, lr=lr, beta1=beta1, beta2=beta2, eps=eps).phase(1)
 
-    def step(x: Moments, gradient: Tensor) -> Moments:
-        return x._replace(m=first_moment(x.m, gradient, beta1))
-
     def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
         return compress(update.end.m, memory)
 
-    def broadcast(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
+    def broadcast(context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
         return compress(mean.m[None], memory)
 
-    def apply(state: Moments, received: Moments) -> Moments:
+    def apply(context: Context, state: State, received: State) -> State:
         m = received.m
-        return Moments(state.w - lr * direction(m, state.v, eps), m, state.v)
+        return state.replace(w=state.w - lr * direction(m, state.v, eps), m=m)
 
+    step = MomentumStep(beta1)
     compressed = Phase(1, step, send, lambda d: d + Q, broadcast=broadcast, apply=apply)
     return Algorithm(
         lambda round: warmup if round <= warmup_rounds else compressed,
         client_memory=("residual",),
         server_memory=("residual",),
     )
+
+
+@dataclass(frozen=True)
+class MomentumStep:
+    """Equation (4) alone: the first moment follows the gradient, W and V stay as they are."""
+
+    beta1: float
+
+    def __call__(self, x: State, gradient: Tensor, context: StepContext) -> State:
+        """Return the state with M after the step."""
+        return x.replace(m=first_moment(x.m, gradient, self.beta1))
 
 
 def compress(m: Tensor, memory: Memory) -> tuple[Parts, Memory]:

@@ -47,7 +47,7 @@ from fedsift.codec.update import Part, Parts, Role, residual_after, sparse
 from fedsift.codec.values import Linear, Log, ValueCoder
 from fedsift.selection.difference import Difference
 from fedsift.selection.masks import num_kept, top_k
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 V_BITS = 4
 """Bits per value of V, in logarithmic codes because its magnitudes span many octaves."""
@@ -107,7 +107,7 @@ def sift(
         part = compressed(target, update.differences["v"], k, bits)
         return (part,), {"residual": residual_after(target, part, "w")}
 
-    def broadcast(context: Context, mean: Moments, memory: Memory) -> tuple[Parts, Memory]:
+    def broadcast(context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
         velocity = momentum * memory["velocity"] + mean.w
         lookahead = momentum * velocity + mean.w  # Nesterov: with the next round's momentum
         w, v = lookahead + memory["residual"], mean.v + memory["residual_v"]
@@ -118,7 +118,7 @@ def sift(
             "velocity": velocity, "residual": residual, "residual_v": residual_v, "lag": lag,
         }  # fmt: skip
 
-    def model(state: Moments, memory: Memory) -> Tensor:
+    def model(state: State, memory: Memory) -> Tensor:
         return state.w + memory["lag"][0]
 
     def paper_bits(d: int) -> float:

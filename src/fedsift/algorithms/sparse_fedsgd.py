@@ -35,4 +35,5 @@ def sparse_fedsgd(
         k = num_kept(density, d)
         return min(k * Q + d, k * (Q + math.log2(d)))
 
-    return Algorithm(always(Phase(local_steps, SgdStep(lr), send, paper_bits)))
+    phase = Phase(local_steps, SgdStep(lr), send, paper_bits)
+    return Algorithm(always(phase), state=("w",))

@@ -37,7 +37,7 @@ from fedsift.algorithms.settings import (
 from fedsift.codec.update import CodedValues, Part, Parts, residual_after, sparse
 from fedsift.codec.values import Linear
 from fedsift.selection.masks import num_kept_per_chunk, top_k_per_chunk
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 CHUNK = 4096
 """Consecutive coordinates that share a top-k mask."""
@@ -65,8 +65,8 @@ def sparseloco(
     1824.0
     """
 
-    def local_start(state: Moments, memory: Memory) -> Moments:
-        return Moments(state.w, memory["m"], memory["v"])
+    def local_start(state: State, memory: Memory) -> State:
+        return state.replace(m=memory["m"], v=memory["v"])
 
     def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
         start, end = update.start, update.end
@@ -75,8 +75,8 @@ def sparseloco(
         part = two_bit_part(target, mask, num_kept_per_chunk(density, context.d, CHUNK))
         return (part,), {"m": end.m, "v": end.v, "residual": residual_after(target, part, "w")}
 
-    def apply(state: Moments, received: Moments) -> Moments:
-        return state._replace(w=state.w + outer_lr * received.w)
+    def apply(context: Context, state: State, received: State) -> State:
+        return state.replace(w=state.w + outer_lr * received.w)
 
     def paper_bits(d: int) -> float:
         k = num_kept_per_chunk(density, d, CHUNK)

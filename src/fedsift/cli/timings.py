@@ -27,7 +27,7 @@ from fedsift.federation.snapshot import Snapshot
 from fedsift.models import MODELS, build
 from fedsift.simulation import Options, prepare
 from fedsift.task import Data
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 CLIENTS, STEPS, BATCH = 20, 30, 64
 SAMPLES, TESTED = 10 * BATCH, 10_000
@@ -147,9 +147,10 @@ def client_seconds(federation: Federation, snapshot: Snapshot, device: str, roun
     layout, d = federation.task.layout, federation.task.layout.d
     stacked = CLIENTS if device == "cuda" else 1
     phase, clients = federation.algorithm.phase(2), tuple(range(stacked))
-    start = Moments(*(x.expand(stacked, -1) for x in snapshot.state))
+    start = snapshot.state.map(lambda x: x.expand(stacked, -1))
     noise = torch.randn(stacked, d, generator=torch.Generator().manual_seed(0)).to(start.w)
-    end = Moments(*(x + 1e-3 * noise.roll(n, -1) for n, x in enumerate(start)))
+    moved = (x + 1e-3 * noise.roll(n, -1) for n, x in enumerate(start))
+    end = State.of(start.names, moved)
     specs = [Spec(layout, federation.algorithm.name, 2, n) for n in clients]
 
     def send() -> None:

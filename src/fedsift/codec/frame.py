@@ -18,6 +18,7 @@ from fedsift.codec.header import (
     Header,
     PartHeader,
     header_size,
+    is_payload,
     read_header,
     write_header,
 )
@@ -26,7 +27,7 @@ from fedsift.codec.limits import Limits
 from fedsift.codec.update import CodedValues, Part, Role, Update
 from fedsift.codec.value_coder import require_bounded
 from fedsift.codec.values import Quantized, ValueCoder
-from fedsift.vector import Layout, Moments, raw_bytes
+from fedsift.vector import Layout, State, raw_bytes
 
 CHECKSUM_BYTES = 8
 
@@ -133,7 +134,9 @@ def parse_frame(frame: bytes) -> tuple[Header, int]:
     """Return the header of an undamaged frame, and the offset of its payload."""
     body = without_checksum(frame)
     header, at = read_header(body)
-    require(all(part.k <= header.d for part in header.parts), "more coordinates than d")
+    for part in header.parts:
+        is_within = part.k <= header.d or is_payload(part.roles)
+        require(is_within, "more coordinates than d")
     payload = sum(part.payload_bytes for part in header.parts)
     require(at + payload == len(body), "the frame is longer or shorter than its header says")
     return header, at
@@ -179,14 +182,17 @@ def _part_fields(
     part: Part, layout: Layout
 ) -> tuple[tuple[Role, ...], int, tuple[ValueCoder, ...]]:
     """Return a part's roles, its number of coordinates, and its coders."""
-    k = layout.d if part.indices is None else part.indices.shape[-1]
+    roles = tuple(part.values)
+    if is_payload(roles) and (part.indices is not None or len(roles) > 1):
+        raise ValueError("a payload must be dense and on its own: pass it to dense()")
+    k = layout.length(roles[0]) if part.indices is None else part.indices.shape[-1]
     if any(coded.quantized.codes.shape[-1] != k for coded in part.values.values()):
-        raise ValueError(f"a part without indices must have all {layout.d} coordinates")
-    return tuple(part.values), k, tuple(coded.coder for coded in part.values.values())
+        raise ValueError(f"a part without indices must have all {k} coordinates")
+    return roles, k, tuple(coded.coder for coded in part.values.values())
 
 
-def state_hash(state: Moments) -> bytes:
-    """Return an eight-byte hash of W, M and V."""
+def state_hash(state: State) -> bytes:
+    """Return an eight-byte hash of a state's vectors."""
     hasher = hashlib.blake2b(digest_size=8)
     for x in state:
         hasher.update(raw_bytes(x))

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from fedsift.codec.errors import FrameError, require
 from fedsift.codec.index import INDEX_CODERS, IndexCoder
 from fedsift.codec.limits import Limits, Shape
-from fedsift.codec.update import ROLES, Role
+from fedsift.codec.update import PAYLOADS, ROLES, Role
 from fedsift.codec.values import BlockCoder, ValueCoder, from_wire_id
 from fedsift.vector import Layout
 
 MAGIC = b"fs"
 VERSION = 2
 ID_BYTES = 8
+ROLE_BITS: dict[Role, int] = {"w": 1, "m": 2, "v": 4, "c": 32, "p": 64}
+"""The bit of each role in the first byte of a part header. Bit 128 is not used yet."""
+INDEX_SHIFT = 3
+"""The place of the index coder in the same byte: two bits, above those of W, M and V."""
 DENSE = 0
 """The index coder id of a part that has every coordinate."""
 _EXACT = 1 << 53  # every smaller integer is exact in float64
@@ -80,9 +84,18 @@ class Header:
         least, most = limits.min_weight, limits.max_weight
         if not least <= self.weight <= most:
             raise FrameError(f"weight {self.weight} is outside [{least}, {most}]")
+        for part in self.parts:
+            length = layout.length(part.roles[0])
+            if is_payload(part.roles) and part.k != length:
+                raise FrameError(f"wrong length of {part.roles[0]}: {part.k}, expected {length}")
         roles = [role for part in self.parts for role in part.roles]
         if len(roles) != len(set(roles)):
             raise FrameError("a role is sent twice")
+
+
+def is_payload(roles: tuple[Role, ...]) -> bool:
+    """Whether a part holds a payload, whose length is not the number of parameters."""
+    return not PAYLOADS.isdisjoint(roles)
 
 
 def write_header(header: Header) -> bytes:
@@ -125,14 +138,16 @@ def _is_whole(weight: float) -> bool:
 
 
 def _write_part(part: PartHeader, d: int) -> bytes:
-    roles = sum(1 << ROLES.index(role) for role in part.roles)
+    roles = sum(ROLE_BITS[role] for role in part.roles)
     index = DENSE if part.index is None else part.index.wire_id
-    return bytes([roles | index << len(ROLES)]) + b"".join(map(varint, _part_numbers(part, d)))
+    return bytes([roles | index << INDEX_SHIFT]) + b"".join(map(varint, _part_numbers(part, d)))
 
 
 def _part_numbers(part: PartHeader, d: int) -> list[int]:
     """Return the varints of a part header: k, coder ids, and the lengths that depend on values."""
     numbers = []
+    if is_payload(part.roles):
+        numbers.append(part.k)
     if part.index is not None:
         numbers.append(part.k)
         if part.index.size_of(part.k, d) is None:
@@ -173,11 +188,14 @@ def _read_weight(reader: ByteReader) -> float:
 
 
 def _read_part(reader: ByteReader, d: int) -> PartHeader:
-    coder, bits = divmod(reader.byte(), 1 << len(ROLES))
-    require(bits > 0, "a part without roles")
-    require(coder == DENSE or coder in _INDEX_CODER_BY_ID, f"unknown index coder {coder}")
-    roles = tuple(role for place, role in enumerate(ROLES) if bits >> place & 1)
+    bits = reader.byte()
+    require(bits < 128, "an unknown role")
+    coder, roles = bits >> INDEX_SHIFT & 3, tuple(r for r in ROLES if bits & ROLE_BITS[r])
+    require(bool(roles), "a part without roles")
     index, k, index_bytes = _INDEX_CODER_BY_ID.get(coder), d, 0
+    if is_payload(roles):
+        require(len(roles) == 1 and index is None, "a payload must be dense and on its own")
+        k = reader.varint()
     if index is not None:
         k = reader.varint()
         fixed_size = index.size_of(k, d)

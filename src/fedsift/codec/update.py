@@ -1,4 +1,4 @@
-"""Updates: the coordinates of W, M and V that are sent, and their weighted sum.
+"""Updates: the coordinates of W, M, V and other vectors that are sent, and their weighted sum.
 
 An :class:`Update` is stacked over clients; in a deployment, a client's update has one row.
 """
@@ -16,11 +16,13 @@ from torch import Generator, Tensor
 from fedsift.codec.values import BlockCoder, Quantized, ValueCoder, lossless
 from fedsift.selection.difference import Difference
 from fedsift.selection.masks import positions
-from fedsift.vector import Moments
+from fedsift.vector import State
 
-Role = Literal["w", "m", "v"]
-"""The tensor that values belong to: W, M or V."""
-ROLES: tuple[Role, ...] = ("w", "m", "v")
+Role = Literal["w", "m", "v", "c", "p"]
+"""The vector that values belong to: W, M, V, a control variate C, or a method's own payload P."""
+ROLES: tuple[Role, ...] = ("w", "m", "v", "c", "p")
+PAYLOADS: frozenset[Role] = frozenset({"p"})
+"""Roles whose length is not the number of parameters, but :meth:`Layout.length`."""
 ClientIndex = slice | list[int]
 """Selects clients of a stack."""
 
@@ -68,7 +70,7 @@ class CodedValues:
 
 @dataclass(frozen=True)
 class Part:
-    """The part of an update under one mask: values of one or more of W, M and V.
+    """The part of an update under one mask: values of one or more roles.
 
     ``indices`` ``(clients, k)`` are the kept coordinates, ascending; None if all are sent.
     """
@@ -77,7 +79,7 @@ class Part:
     values: Mapping[Role, CodedValues]
 
     def __post_init__(self) -> None:
-        """Sort the values by role: W, M, V is their order in a frame."""
+        """Sort the values by role: the order of ``ROLES`` is their order in a frame."""
         if unknown := set(self.values) - set(ROLES):
             raise ValueError(f"unknown roles {sorted(unknown)}; choose from: {', '.join(ROLES)}")
         ordered = {role: self.values[role] for role in ROLES if role in self.values}
@@ -141,7 +143,10 @@ def dense(
     >>> dense({"w": torch.ones(1, 3)})[0].values["w"].restore().tolist()
     [[1.0, 1.0, 1.0]]
     """
-    return (Part(None, {role: CodedValues.of(x, coder, generator) for role, x in values.items()}),)
+    coded = {role: CodedValues.of(x, coder, generator) for role, x in values.items()}
+    alike = {role: x for role, x in coded.items() if role not in PAYLOADS}
+    groups = [alike, *({role: x} for role, x in coded.items() if role in PAYLOADS)]
+    return tuple(Part(None, group) for group in groups if group)
 
 
 def sparse(
@@ -189,22 +194,22 @@ def residual_after(x: Tensor, part: Part, role: Role) -> Tensor:
     return x - sent if part.indices is None else x.scatter_add(-1, part.indices, -sent)
 
 
-def moments(x: Moments) -> dict[Role, Tensor]:
-    """Return the three tensors by role."""
-    return {"w": x.w, "m": x.m, "v": x.v}
+def by_role(x: State) -> dict[Role, Tensor]:
+    """Return the vectors of a state by role."""
+    return {role: x[role] for role in ROLES if role in x}
 
 
 class WeightedSum:
     """The running weighted sum of updates, in one dense vector per role.
 
-    >>> total = WeightedSum(Moments.start(torch.zeros(2)))
+    >>> total = WeightedSum(State.start(torch.zeros(2)))
     >>> total.add(Update(dense({"w": torch.tensor([[2.0, 4.0]])}), (3.0,)))
     >>> total.mean().w.tolist()
     [2.0, 4.0]
     """
 
-    def __init__(self, like: Moments) -> None:
-        self.total = Moments(*(torch.zeros_like(x) for x in like))
+    def __init__(self, like: State) -> None:
+        self.total = like.map(torch.zeros_like)
         self.weight = 0.0
 
     def add(self, update: Update) -> None:
@@ -216,39 +221,46 @@ class WeightedSum:
             accumulate_stack(self.total, update)
         self.weight += sum(update.weights)
 
-    def mean(self) -> Moments:
+    def mean(self) -> State:
         """Return the weighted mean Σ D̃ₙ Δₙ / Σ D̃ₙ."""
-        return Moments(*(x / self.weight for x in self.total))
+        return self.total.map(lambda x: x / self.weight)
 
 
-def accumulate(total: Moments, parts: Iterable[Part], weight: float = 1.0) -> None:
+def accumulate(total: State, parts: Iterable[Part], weight: float = 1.0) -> None:
     """Add one client's parts, times a weight, to dense vectors ``(d,)`` in place."""
-    by_role = moments(total)
     for part in parts:
         for role, coded in part.values.items():
-            weighted = weight * coded.restore()[0]
+            target, weighted = vector_for(role, total), weight * coded.restore()[0]
             if part.indices is None:
-                by_role[role].add_(weighted)
+                target.add_(weighted)
             else:
-                by_role[role].index_add_(0, part.indices[0], weighted)
+                target.index_add_(0, part.indices[0], weighted)
 
 
-def accumulate_stack(total: Moments, update: Update) -> None:
+def vector_for(role: Role, total: State) -> Tensor:
+    """Return the vector to which a role is added."""
+    if role not in total:
+        raise ValueError(
+            f"a message contains {role.upper()}, but the method's state is {', '.join(total.names)}"
+        )
+    return total[role]
+
+
+def accumulate_stack(total: State, update: Update) -> None:
     """Add all clients' parts at once, which is faster on a GPU than many small sums.
 
     The sum over a stack has a fixed order, which ``index_add_`` does not guarantee on a GPU.
 
     >>> update = Update(dense({"w": torch.tensor([[2.0, 4.0], [1.0, 1.0]])}), (1.0, 3.0))
-    >>> total = Moments.start(torch.zeros(2))
+    >>> total = State.start(torch.zeros(2))
     >>> accumulate_stack(total, update)
     >>> total.w.tolist()
     [5.0, 7.0]
     """
-    by_role = moments(total)
     weights = torch.tensor(update.weights, dtype=total.w.dtype, device=total.w.device)[:, None]
     for part in update.parts:
         for role, coded in part.values.items():
-            x = weights * coded.restore()
+            target, x = vector_for(role, total), weights * coded.restore()
             if part.indices is not None:
-                x = x.new_zeros(len(x), len(total.w)).scatter_(1, part.indices, x)
-            by_role[role].add_(x.sum(0))
+                x = x.new_zeros(len(x), len(target)).scatter_(1, part.indices, x)
+            target.add_(x.sum(0))

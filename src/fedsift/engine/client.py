@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedsift.algorithms.method import Context, LocalUpdate, checked_message
+from fedsift.algorithms.method import Context, LocalUpdate, Memory, StepContext, checked_message
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.update import Update
 from fedsift.engine.contract import ClientResult, Job
@@ -21,11 +23,20 @@ from fedsift.engine.memory_format import channels_last, is_callable_with
 from fedsift.engine.scoring import Score, chunk_of_test_set, score_output
 from fedsift.errors import Diverged
 from fedsift.seeding import torch_seed
-from fedsift.task import Task, all_finite
-from fedsift.vector import Moments
+from fedsift.task import Data, Task, all_finite
+from fedsift.vector import State
 
-LocalSteps = Callable[[Task, Job, int, Moments], tuple[Moments, float]]
-"""A client's local training: (task, job, client, start) to (end, mean loss)."""
+
+class Trained(NamedTuple):
+    """The end of a client's local training: the state, its memory, and the mean loss."""
+
+    end: State
+    memory: Memory
+    loss: float
+
+
+LocalSteps = Callable[[Task, Job, int, State], Trained]
+"""A client's local training: (task, job, client, start) to its end."""
 
 
 @contextmanager
@@ -42,11 +53,11 @@ def one_thread() -> Iterator[None]:
 def train_client(task: Task, job: Job, client: int, steps: LocalSteps) -> ClientResult:
     """Run one client's round: local start, local steps, send."""
     phase, memory = job.phase, job.memory[client]
-    start = phase.local_start(Moments(*(x[None] for x in job.state)), memory)
-    end, loss = steps(task, job, client, start)
+    start = phase.local_start(job.state.map(lambda x: x[None]), memory)
+    end, memory, loss = steps(task, replace(job, memory={client: memory}), client, start)
     if not all_finite(*end):
         raise diverged_client(client)
-    context = Context(task.layout, job.round, task.seed, (client,))
+    context = Context.of(task, job.round, (client,))
     try:
         sent = phase.send(context, LocalUpdate(start, end), memory)
         parts, new_memory = checked_message(sent, memory, "send")
@@ -55,13 +66,32 @@ def train_client(task: Task, job: Job, client: int, steps: LocalSteps) -> Client
     return ClientResult(client, Update(parts, (float(task.weight(client)),)), new_memory, loss)
 
 
+def step_context(task: Task, round: int, start: State, memory: Memory) -> StepContext:
+    """Return the context of a client's steps. They may change a copy of its memory."""
+    return StepContext(
+        task.seed,
+        lambda number: start.w.new_tensor(float(number)),
+        round,
+        lambda: start,
+        lambda: {name: x.clone() for name, x in memory.items()},
+    )
+
+
+def select_rows(data: Tensor, labels: Tensor, rows: Tensor | None) -> Data:
+    """Return the given rows of a client's data; all if there are none given."""
+    if rows is None:
+        return data, labels
+    rows = rows.to(data.device)
+    return data.index_select(0, rows), labels.index_select(0, rows)
+
+
 def diverged_client(client: int) -> Diverged:
     """Return the error for local training that produced non-finite values."""
     return Diverged(f"the local training of client {client} produced NaN or infinity")
 
 
-def local_steps(task: Task, job: Job, client: int, x: Moments) -> tuple[Moments, float]:
-    """Take L steps from x, each on its own mini-batch; return the end and the mean loss."""
+def local_steps(task: Task, job: Job, client: int, x: State) -> Trained:
+    """Take L steps from x, each on its own mini-batch."""
     return Trainer(task).local_steps(job, client, x)
 
 
@@ -91,13 +121,15 @@ class Trainer:
             self.task, job, client, lambda task, job, client, x: self.local_steps(job, client, x)
         )
 
-    def local_steps(self, job: Job, client: int, x: Moments) -> tuple[Moments, float]:
-        """Take L steps from x, each on its own mini-batch; return the end and the mean loss."""
-        task, steps = self.task, job.phase.local_steps
+    def local_steps(self, job: Job, client: int, start: State) -> Trained:
+        """Take L steps from the start, each on its own mini-batch."""
+        task, phase = self.task, job.phase
         data, labels = task.clients[client]
-        batches = task.batches(job.round, client, steps)
+        batches = task.batches(job.round, client, phase.local_steps)
         all_rows = None if batches is None else torch.from_numpy(batches).contiguous()
-        x, step, total = Moments(*(t.clone() for t in x)), fused(job.phase.step, x.w), 0.0
+        x, step, total = start.map(torch.clone), fused(phase.step, start.w), 0.0
+        steps, memory = task.num_steps(client, phase.local_steps), job.memory[client]
+        context = step_context(task, job.round, start, memory)
         self.model.train()
         with torch.random.fork_rng(devices=[]):
             # Without a GPU, seed only the CPU's generator: seeding all devices takes a millisecond.
@@ -105,10 +137,28 @@ class Trainer:
             seed(torch_seed(task.seed, "layers", job.round, client))
             for number in range(steps):
                 rows = None if all_rows is None else all_rows[number]
-                total += self.differentiate(x.w[0], data, labels, rows)
-                # A copy, because a method may keep it and the next step overwrites the buffer.
-                step(x, self.gradient[None].clone(), x.w)
-        return x, total / steps
+                context.advance()
+                if phase.points is None:
+                    total += self.differentiate(x.w[0], data, labels, rows)
+                    # A copy, because a method may keep it and the next step overwrites the buffer.
+                    observed = self.gradient[None].clone()
+                else:
+                    observed = self.losses_at(phase.points(x, context), data, labels, rows)
+                    total += float(observed.mean())
+                step(x, observed, x.w, context)
+        return Trained(x, context.memory if context.was_read("memory") else memory, total / steps)
+
+    @torch.no_grad()
+    def losses_at(
+        self, points: Iterable[Tensor], data: Tensor, labels: Tensor, rows: Tensor | None
+    ) -> Tensor:
+        """Return the losses ``(1, points)`` of a mini-batch at the given weights."""
+        data, labels = select_rows(data, labels, rows)
+        losses = []
+        for point in points:
+            self.w.copy_(point[0])
+            losses.append(self.task.loss(self.output(data), labels).to(self.w))
+        return torch.stack(losses)[None]
 
     def differentiate(
         self, w: Tensor, data: Tensor, labels: Tensor, rows: Tensor | None = None
@@ -120,10 +170,7 @@ class Trainer:
             loss = network(data, labels, torch.arange(batch) if rows is None else rows)
             if loss is not None:
                 return loss
-        if rows is not None:
-            rows = rows.to(data.device)
-            data, labels = data.index_select(0, rows), labels.index_select(0, rows)
-        return self.backpropagate(data, labels)
+        return self.backpropagate(*select_rows(data, labels, rows))
 
     def backpropagate(self, data: Tensor, labels: Tensor) -> float:
         """Set the gradient and return the loss by autograd, for any model and loss."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsift.algorithms.method import Memory, Phase
 from fedsift.codec.update import Update
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Job:
 
     round: int
     phase: Phase
-    state: Moments
+    state: State
     cohort: tuple[int, ...]
     memory: Mapping[int, Memory]
 

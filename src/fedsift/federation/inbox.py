@@ -13,7 +13,7 @@ from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, encoded_size
 from fedsift.codec.limits import Limits
 from fedsift.codec.update import Update, WeightedSum
-from fedsift.engine.contract import ClientResult, Missing, Received, Results
+from fedsift.engine.contract import ClientResult, Job, Missing, Received, Results
 from fedsift.federation.memories import Memories
 from fedsift.federation.norm_bound import MAX_HELD_BYTES, NormBound, Norms, held_bytes
 
@@ -32,12 +32,14 @@ def ignore_uploads(specs: Sequence[Spec], update: Update, sizes: Sequence[int]) 
 class Arrival:
     """Uploads that arrived together and whose frames are valid.
 
-    ``norms`` holds the norms of each update. ``memory`` holds, by client, the memory to store if
-    the update is merged; ``receipts`` the receipts of clients that store it themselves.
+    ``merged`` is what the method makes of them, and ``norms`` holds the norms of that. ``memory``
+    holds, by client, the memory to store if the update is merged; ``receipts`` the receipts of
+    clients that store it themselves.
     """
 
     specs: Sequence[Spec]
     update: Update
+    merged: Update
     sizes: Sequence[int]
     losses: Sequence[float]
     memory: Mapping[int, Memory]
@@ -53,6 +55,7 @@ class Arrival:
         return Arrival(
             specs,
             self.update.rows(rows),
+            self.merged.rows(rows),
             [self.sizes[row] for row in rows],
             [self.losses[row] for row in rows],
             {n: memory for n, memory in self.memory.items() if n in clients},
@@ -72,13 +75,15 @@ class Inbox:
     def __init__(
         self,
         federation: Federation,
+        job: Job,
         spec: Spec,
         limits: Limits,
         total: WeightedSum,
         memories: Memories,
         bound: NormBound,
     ) -> None:
-        self.federation, self.spec, self.limits, self.total = federation, spec, limits, total
+        self.federation, self.job, self.total = federation, job, total
+        self.spec, self.limits = spec, limits
         self.memories, self.bound = memories, bound
         self.memory: dict[int, Any] = {}
         self.receipts: dict[int, bytes] = {}
@@ -119,8 +124,9 @@ class Inbox:
             return
         memory = {reply.client: reply.memory} if isinstance(reply, ClientResult) else {}
         receipts = {reply.client: reply.receipt} if isinstance(reply, Received) else {}
-        norms = self.bound.norms_of(update)
-        self._admit(Arrival([spec], update, [size], [reply.loss], memory, receipts, norms))
+        merged = self.federation.merged_parts(self.job, (reply.client,), update)
+        norms = self.bound.norms_of(merged)
+        self._admit(Arrival([spec], update, merged, [size], [reply.loss], memory, receipts, norms))
 
     def take_all(self, replies: Results) -> None:
         """Take the uploads of clients that were trained as a stack."""
@@ -130,8 +136,13 @@ class Inbox:
         elif replies.clients:
             specs = [replace(self.spec, client=n) for n in replies.clients]
             memory = {result.client: result.memory for result in replies} if replies.memory else {}
-            update, norms = replies.update, self.bound.norms_of(replies.update)
-            self._admit(Arrival(specs, update, replies.sizes, replies.losses, memory, {}, norms))
+            merged = self.federation.merged_parts(self.job, replies.clients, replies.update)
+            self._admit(
+                Arrival(
+                    specs, replies.update, merged, replies.sizes, replies.losses, memory, {},
+                    self.bound.norms_of(merged),
+                )
+            )  # fmt: skip
 
     def merge_held(self) -> None:
         """Merge the updates that were held back, except those that are too large."""
@@ -149,7 +160,7 @@ class Inbox:
             self._merge(arrival)
             return
         self.held.append(arrival)
-        if sum(held_bytes(arrival.update) for arrival in self.held) > MAX_HELD_BYTES:
+        if sum(held_bytes(arrival.merged) for arrival in self.held) > MAX_HELD_BYTES:
             self.merge_held()
 
     def _reject(self, client: int, problem: str, size: int) -> None:
@@ -163,7 +174,7 @@ class Inbox:
         self.merged += len(arrival.specs)
         self.size += sum(arrival.sizes)
         self.losses += arrival.losses
-        self.total.add(arrival.update)
+        self.total.add(arrival.merged)
         self.federation.on_upload(arrival.specs, arrival.update, arrival.sizes)
         if self.federation.algorithm.client_memory:
             stored = {n: self.memories.keep(memory) for n, memory in arrival.memory.items()}

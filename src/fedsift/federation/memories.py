@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsift.algorithms.method import Memory, zero_memory
+from fedsift.algorithms.method import Memory
 from fedsift.vector import raw_bytes
 
 DIGEST_BYTES = 16
@@ -99,12 +99,11 @@ class Slot:
 
 
 class SlotFile:
-    """A file of slots, each of which holds the named vectors ``(1, d)`` of one client."""
+    """A file of slots, each of which holds the named vectors of one client, one after another."""
 
-    def __init__(self, names: Sequence[str], like: Tensor, path: Path | None = None) -> None:
-        self.names, self.like = names, like
-        self.vector_bytes = like.shape[-1] * like.element_size()
-        self.slot_bytes = len(names) * self.vector_bytes
+    def __init__(self, lengths: Mapping[str, int], like: Tensor, path: Path | None = None) -> None:
+        self.lengths, self.like = lengths, like
+        self.slot_bytes = sum(lengths.values()) * like.element_size()
         if path is None:
             with tempfile.TemporaryFile() as file:  # deleted when its last handle is closed
                 self.handle = os.dup(file.fileno())
@@ -121,15 +120,17 @@ class SlotFile:
             self.slots += 1
         slot = Slot(self, self.free.pop())
         offset = slot.number * self.slot_bytes
-        for place, name in enumerate(self.names):
-            write_all(self.handle, raw_bytes(memory[name]), offset + place * self.vector_bytes)
+        for name, length in self.lengths.items():
+            write_all(self.handle, raw_bytes(memory[name]), offset)
+            offset += length * self.like.element_size()
         return slot
 
     def get(self, slot: Slot) -> Memory:
         """Read a memory."""
         raw = np.frombuffer(bytearray(self.read(slot.number)), np.uint8)
-        vectors = torch.from_numpy(raw).view(self.like.dtype).view(len(self.names), 1, -1)
-        return dict(zip(self.names, vectors.to(self.like.device), strict=True))
+        numbers = torch.from_numpy(raw).view(self.like.dtype).to(self.like.device)
+        vectors = torch.split(numbers, list(self.lengths.values()))
+        return {name: x[None] for name, x in zip(self.lengths, vectors, strict=True)}
 
     def read(self, number: int) -> bytes:
         """The bytes of a slot."""
@@ -152,7 +153,7 @@ class SlotFile:
 class OnDisk(Memories):
     """Memories in a file.
 
-    >>> before = OnDisk(SlotFile(("residual",), torch.zeros(2)))
+    >>> before = OnDisk(SlotFile({"residual": 2}, torch.zeros(2)))
     >>> after = before.replaced({3: before.keep({"residual": torch.ones(1, 2)})})
     >>> len(before), after[3]["residual"].tolist()
     (0, [[1.0, 1.0]])
@@ -182,14 +183,13 @@ class OnDisk(Memories):
 class CohortMemory(Mapping[int, Memory]):
     """The memory with which each member of a cohort begins a round, read when needed."""
 
-    def __init__(
-        self, known: Memories, cohort: tuple[int, ...], names: tuple[str, ...], like: Tensor
-    ) -> None:
-        self.known, self.cohort, self.names, self.like = known, cohort, names, like
+    def __init__(self, known: Memories, cohort: tuple[int, ...], zeros: Memory) -> None:
+        self.known, self.cohort, self.zeros = known, cohort, zeros
 
     def __getitem__(self, client: int, /) -> Memory:
-        known = client in self.known
-        return self.known[client] if known else zero_memory(self.names, 1, self.like)
+        if client in self.known:
+            return self.known[client]
+        return {name: x.clone() for name, x in self.zeros.items()}
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.cohort)

@@ -34,7 +34,7 @@ from fedsift.federation.norm_bound import MAX_NORM_RATIO, NormBound
 from fedsift.federation.snapshot import RoundReport, Snapshot, Traffic, full_update
 from fedsift.seeding import stream
 from fedsift.task import Task, all_finite
-from fedsift.vector import Layout, Moments
+from fedsift.vector import Layout, State
 
 MAX_SAMPLES = 1_000_000
 """The largest number of samples that a remote client may report, if that number is its weight."""
@@ -81,16 +81,20 @@ class Federation:
     max_samples: int = MAX_SAMPLES
     max_norm_ratio: float | None = MAX_NORM_RATIO
 
+    def __post_init__(self) -> None:
+        if self.algorithm.layout_for(self.task.layout) != self.task.layout:
+            raise ValueError("the task's layout must be made by algorithm.layout_for(layout)")
+
     def initial_snapshot(self) -> Snapshot:
         """Return the snapshot before round 1: every client has received the model's parameters."""
         return self.initial_snapshot_from(self.task.layout.read(self.task.model))
 
     def initial_snapshot_from(self, w: Tensor) -> Snapshot:
         """Return the snapshot before round 1, with the given weights."""
-        state = Moments.start(w)
+        state = self.algorithm.initial_state(self.task.layout, w)
         limits = Limits(max_abs=float("inf"))
         _, size = self.wire.send(full_update(state), self.frame_spec(0, bytes(8)), limits)
-        memory = zero_memory(self.algorithm.server_memory, 1, w)
+        memory = zero_memory(self.algorithm.server_memory, self.task.layout, w)
         return Snapshot(0, state, memory, InMemory(), Traffic(downlink_bytes=size))
 
     def model_weights(self, snapshot: Snapshot) -> Tensor:
@@ -123,15 +127,13 @@ class Federation:
         report = RoundReport(inbox.merged, inbox.rejected, clamped, inbox.loss, inbox.problems)
         return replace(after, traffic=traffic), report
 
-    def broadcast(
-        self, snapshot: Snapshot, phase: Phase, mean: Moments
-    ) -> tuple[Snapshot, int, int]:
+    def broadcast(self, snapshot: Snapshot, phase: Phase, mean: State) -> tuple[Snapshot, int, int]:
         """Compress the mean update, send it to the clients, and apply what was sent.
 
         ``snapshot`` already has the number of this round. Returns the new snapshot, the size of the
         broadcast in bytes, and how many coordinates of V were clamped to zero.
         """
-        context = Context(self.task.layout, snapshot.round, self.task.seed, ())
+        context = Context.of(self.task, snapshot.round)
         try:
             message = phase.broadcast(context, mean, snapshot.server_memory)
         except NotFiniteError:
@@ -141,7 +143,7 @@ class Federation:
         limits = Limits(base=base, round=snapshot.round, max_abs=float("inf"))
         sent = Update(parts, (1.0,))
         received, size = self.wire.send(sent, self.frame_spec(snapshot.round, base), limits)
-        state, clamped = apply_broadcast(phase, snapshot.state, received.parts)
+        state, clamped = apply_broadcast(self.algorithm, context, snapshot.state, received.parts)
         if not all_finite(*state):
             raise Diverged("the global state is not finite")
         return replace(snapshot, state=state, server_memory=memory), size, clamped
@@ -160,7 +162,8 @@ class Federation:
         base = self.base_hash(job.state)
         limits, spec = self.upload_limits(job, base), self.frame_spec(job.round, base)
         bound = self.norm_bound(before)
-        return Inbox(self, spec, limits, WeightedSum(job.state), before.client_memory, bound)
+        total = WeightedSum(self.algorithm.zero_sum(self.task.layout, job.state.w))
+        return Inbox(self, job, spec, limits, total, before.client_memory, bound)
 
     def norm_bound(self, before: Snapshot) -> NormBound:
         """Return the bound on the norms of a round's updates."""
@@ -176,7 +179,13 @@ class Federation:
         limits = replace(limits, client=reply.client, min_weight=1, max_weight=most)
         return decode(reply.frame, self.task.layout, limits)
 
-    def base_hash(self, state: Moments) -> bytes:
+    def merged_parts(self, job: Job, clients: tuple[int, ...], update: Update) -> Update:
+        """Return what is merged of the uploads of some clients."""
+        context = Context.of(self.task, job.round, clients)
+        parts = job.phase.receive(context, job.state, update.parts)
+        return update if parts is update.parts else Update(parts, update.weights)
+
+    def base_hash(self, state: State) -> bytes:
         """Return the hash of the base state; zeros, to save time, if no frames are built."""
         return state_hash(state) if self.wire.builds_frames else bytes(8)
 
@@ -206,13 +215,20 @@ class Federation:
     def cohort_memory(self, snapshot: Snapshot, cohort: tuple[int, ...]) -> Mapping[int, Memory]:
         """Return each member's memory from its last round; zeros in its first."""
         names = self.algorithm.client_memory
-        return CohortMemory(snapshot.client_memory, cohort, names, snapshot.state.w)
+        zeros = zero_memory(names, self.task.layout, snapshot.state.w)
+        return CohortMemory(snapshot.client_memory, cohort, zeros)
+
+    @property
+    def memory_lengths(self) -> dict[str, int]:
+        """The length of each vector that a client remembers."""
+        layout = self.task.layout
+        return {name: layout.length(name) for name in self.algorithm.client_memory}
 
     @property
     def needs_memory_file(self) -> bool:
         """Whether the clients' memories are too large to be held in RAM."""
         clients, layout = len(self.task.clients), self.task.layout
-        per_client = len(self.algorithm.client_memory) * layout.d * layout.dtype.itemsize
+        per_client = sum(self.memory_lengths.values()) * layout.dtype.itemsize
         all_train = cohort_size(self.participation, clients) == clients
         return not memory_fits(clients * per_client, all_train)
 
@@ -235,13 +251,19 @@ def run_id(layout: Layout, algorithm: Algorithm, seed: int, batch_size: int | No
     return hashlib.blake2b(repr(about).encode(), digest_size=8).digest()
 
 
-def apply_broadcast(phase: Phase, state: Moments, parts: Parts) -> tuple[Moments, int]:
+def apply_broadcast(
+    algorithm: Algorithm, context: Context, state: State, parts: Parts
+) -> tuple[State, int]:
     """Return the state after a broadcast, and how many coordinates of V were clamped to zero.
 
     The server and the clients both compute this, from the same bytes.
     """
-    received = WeightedSum(state).total
+    received = algorithm.zero_sum(context.layout, state.w)
     accumulate(received, parts)
-    after = phase.apply(state, received)
+    after = algorithm.phase(context.round).apply(context, state, received)
+    if after.names != state.names:
+        raise TypeError(f"apply must return state.replace(...) of {state!r}, got {after!r}")
+    if "v" not in after:
+        return after, 0
     clamped = int((after.v < 0).sum())
-    return after._replace(v=after.v.clamp_min(0)), clamped
+    return after.replace(v=after.v.clamp_min(0)), clamped

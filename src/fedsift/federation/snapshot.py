@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from fedsift.algorithms.method import Memory
 from fedsift.codec.errors import FrameError
-from fedsift.codec.update import ROLES, Update, dense, moments
+from fedsift.codec.update import Update, by_role, dense
 from fedsift.federation.memories import Memories
 from fedsift.federation.norm_bound import NormHistory
-from fedsift.vector import Layout, Moments
+from fedsift.vector import Layout, State
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Snapshot:
     """
 
     round: int
-    state: Moments
+    state: State
     server_memory: Memory
     client_memory: Memories
     traffic: Traffic
@@ -57,20 +58,24 @@ class RoundReport:
     problems: Mapping[str, str] = field(default_factory=dict)
 
 
-def full_update(state: Moments) -> Update:
-    """Pack a whole state for a client that has none. Moments that are all zero are left out.
+def full_update(state: State) -> Update:
+    """Pack a whole state for a client that has none, without vectors that are all zero.
 
-    >>> [part.values.keys() for part in full_update(Moments.start(torch.ones(2))).parts]
+    >>> [part.values.keys() for part in full_update(State.start(torch.ones(2))).parts]
     [dict_keys(['w'])]
     """
-    roles = {role: x[None] for role, x in moments(state).items() if role == "w" or bool(x.any())}
+    roles = {role: x[None] for role, x in by_role(state).items() if role == "w" or bool(x.any())}
     return Update(dense(roles), (1.0,))
 
 
-def state_from(update: Update, layout: Layout) -> Moments:
+def state_from(update: Update, layout: Layout, names: Sequence[str]) -> State:
     """Return the state that :func:`full_update` packed, up to the sign of its zeros."""
     if any(part.indices is not None for part in update.parts):
         raise FrameError("a full state must contain every coordinate")
-    found = {role: coded.restore()[0] for p in update.parts for role, coded in p.values.items()}
-    zero = torch.zeros(layout.d, dtype=layout.dtype)
-    return Moments(*(found.get(role, zero).to(layout.dtype, copy=True) for role in ROLES))
+    found: dict[str, Tensor] = {}
+    for part in update.parts:
+        found.update((role, coded.restore()[0]) for role, coded in part.values.items())
+    if unknown := found.keys() - set(names):
+        raise FrameError(f"the state has no {', '.join(sorted(unknown))}")
+    zeros = {name: torch.zeros(layout.length(name), dtype=layout.dtype) for name in names}
+    return State(**{k: found.get(k, x).to(layout.dtype, copy=True) for k, x in zeros.items()})

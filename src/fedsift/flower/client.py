@@ -17,24 +17,32 @@ from logging import ERROR, WARNING
 from pathlib import Path
 
 import torch
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import ConfigRecord, Message
+from flwr.app import Context as NodeContext
 from flwr.clientapp import ClientApp
 from flwr.supercore import log
 from torch import nn
 
 from fedsift.adam import AdamStep
-from fedsift.algorithms.method import Algorithm, Memory, Phase, from_global, zero_memory
+from fedsift.algorithms.method import (
+    Algorithm,
+    Context,
+    Memory,
+    Phase,
+    from_global,
+    zero_memory,
+)
 from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits
-from fedsift.engine.client import LocalSteps, local_steps, one_thread, train_client
+from fedsift.engine.client import LocalSteps, Trained, local_steps, one_thread, train_client
 from fedsift.engine.contract import Job
 from fedsift.federation.round import apply_broadcast, run_id
 from fedsift.federation.snapshot import state_from
 from fedsift.flower.protocol import TrainReply, TrainRequest
 from fedsift.flower.store import NO_RECEIPT, ClientState, ClientStore, receipt_of
 from fedsift.task import Data, Loss, RemoteClients, Task, check_model
-from fedsift.vector import Layout, Moments
+from fedsift.vector import Layout, State
 
 AppConfig = dict[str, bool | float | int | str]
 """The run config of a Flower app."""
@@ -77,7 +85,7 @@ def client_app(
     app = ClientApp()
 
     @app.train()
-    def _(message: Message, context: Context) -> Message:
+    def _(message: Message, context: NodeContext) -> Message:
         reply = trainer.reply_to(message, context)
         return Message(content=reply.to_records(), reply_to=message)
 
@@ -95,7 +103,7 @@ class ClientTrainer:
     loss: Loss
     state_dir: Path | None
 
-    def reply_to(self, message: Message, context: Context) -> TrainReply:
+    def reply_to(self, message: Message, context: NodeContext) -> TrainReply:
         """Return the reply to a message; if training fails, the reason."""
         request = TrainRequest.from_records(message.content)
         client, clients = partition_of(context)
@@ -120,11 +128,15 @@ class ClientTrainer:
         """Update the client's state, train if it is in the cohort, and store the new state."""
         model = self.make_model()
         check_model(model)
-        layout = Layout.of(model)
+        layout = algorithm.layout_for(Layout.of(model))
         check_request(request, algorithm, layout)
+        task = Task(
+            model, self.loss, RemoteClients(clients, {}), None, request.batch_size or None,
+            request.seed, layout,
+        )  # fmt: skip
         store = ClientStore(self.folder() / request.run.hex() / f"client-{client}")
         stored = store.load(layout)
-        state = updated_state(request, algorithm, layout, stored.state)
+        state = updated_state(request, algorithm, task, stored.state)
         if state is None:
             return TrainReply(client, "behind")
         stored = replace(stored, state=state)
@@ -132,8 +144,7 @@ class ClientTrainer:
             store.save(layout, stored)
             return TrainReply(client, "absent")
         data = RemoteClients(clients, {client: self.load_data(client, clients)})
-        batch_size = request.batch_size or None
-        task = Task(model, self.loss, data, None, batch_size, request.seed, layout)
+        task = replace(task, clients=data)
         loss, frame, stored = train_and_encode(request, algorithm, task, client, stored, steps)
         store.save(layout, stored)
         return TrainReply(client, "update", loss, len(data[client][0]), frame=frame)
@@ -159,7 +170,7 @@ class ClientTrainer:
         return partial(custom_steps, self.train, config)
 
 
-def partition_of(context: Context) -> tuple[int, int]:
+def partition_of(context: NodeContext) -> tuple[int, int]:
     """Return a node's client number, and the number of clients, from its configuration."""
     try:
         numbers = (context.node_config[key] for key in ("partition-id", "num-partitions"))
@@ -183,7 +194,7 @@ def train_and_encode(
     assert stored.state is not None
     receipts = dict(zip(request.cohort, request.receipts, strict=False))
     receipt = receipts.get(client, NO_RECEIPT)
-    memory = memory_after(receipt, algorithm, stored)
+    memory = memory_after(receipt, algorithm, task.layout, stored)
     phase = algorithm.phase(request.round)
     job = Job(request.round, phase, stored.state, (client,), {client: memory})
     result = train_client(task, job, client, steps)
@@ -199,8 +210,8 @@ def takes_adam_steps(phase: Phase) -> bool:
 
 
 def custom_steps(
-    train: Train, config: ConfigRecord, task: Task, job: Job, client: int, x: Moments
-) -> tuple[Moments, float]:
+    train: Train, config: ConfigRecord, task: Task, job: Job, client: int, x: State
+) -> Trained:
     """Train with the user's loop, whose optimizer updates W, M and V."""
     from fedsift.optim import Adam
 
@@ -211,8 +222,10 @@ def custom_steps(
     optimizer = Adam(parameters, **asdict(job.phase.step))
     optimizer.load_moments(x.m[0], x.v[0])
     loss = train(task.model, optimizer, task.clients[client], config)
-    end = Moments(task.layout.read(task.model), *optimizer.moments())
-    return Moments(*(t[None].to(x.w) for t in end)), float(loss)
+    m, v = optimizer.moments()
+    end = x.replace(w=task.layout.read(task.model), m=m, v=v)
+    trained = end.map(lambda t: t[None].to(x.w) if t.dim() == 1 else t)
+    return Trained(trained, job.memory[client], float(loss))
 
 
 def check_request(request: TrainRequest, algorithm: Algorithm, layout: Layout) -> None:
@@ -230,14 +243,14 @@ def check_request(request: TrainRequest, algorithm: Algorithm, layout: Layout) -
 
 
 def updated_state(
-    request: TrainRequest, algorithm: Algorithm, layout: Layout, stored: Moments | None
-) -> Moments | None:
+    request: TrainRequest, algorithm: Algorithm, task: Task, stored: State | None
+) -> State | None:
     """Return the global state of a request; None if its delta does not fit the stored state."""
-    name, before = algorithm.name, request.round - 1
+    name, before, layout = algorithm.name, request.round - 1, task.layout
     limits = Limits(run=request.run, round=before, algorithm=name, max_abs=float("inf"))
     if request.kind == "full":
         full = decode(request.frame, layout, replace(limits, base=bytes(8)))
-        state = state_from(full, layout)
+        state = state_from(full, layout, algorithm.state)
     elif stored is None:
         return None
     elif (base := state_hash(stored)) == request.state:
@@ -247,20 +260,22 @@ def updated_state(
             delta = decode(request.frame, layout, replace(limits, base=base))
         except FrameError:
             return None
-        state, _ = apply_broadcast(algorithm.phase(before), stored, delta.parts)
+        state, _ = apply_broadcast(algorithm, Context.of(task, before), stored, delta.parts)
     if state_hash(state) != request.state:
         raise FrameError("the received state does not have the hash that the server announced")
     return state
 
 
-def memory_after(receipt: bytes, algorithm: Algorithm, stored: ClientState) -> Memory:
+def memory_after(
+    receipt: bytes, algorithm: Algorithm, layout: Layout, stored: ClientState
+) -> Memory:
     """Return the client's memory after the upload with that receipt; zeros before the first."""
     assert stored.state is not None
     if receipt in stored.memories:
         return stored.memories[receipt]
     if receipt != NO_RECEIPT:
         log(WARNING, "the memory after the last merged upload is lost: starting from zeros")
-    return zero_memory(algorithm.client_memory, 1, stored.state.w)
+    return zero_memory(algorithm.client_memory, layout, stored.state.w)
 
 
 @contextmanager

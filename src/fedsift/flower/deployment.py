@@ -16,7 +16,6 @@ from fedsift.engine.contract import Job
 from fedsift.federation.inbox import Inbox
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot, Traffic
-from fedsift.vector import Moments
 
 METADATA_BYTES = 1 << 20
 """Upper bound for everything in a reply except its frame: Flower's records, and a reason."""
@@ -58,9 +57,9 @@ class Deployment(Federation):
 
     def expected_shape(self, job: Job) -> Shape:
         """Return the shape of every correct upload of a round, by sending an update of zeros."""
-        zeros = Moments.start(torch.zeros_like(job.state.w)[None])
-        memory = zero_memory(self.algorithm.client_memory, 1, job.state.w)
-        context = Context(self.task.layout, job.round, self.task.seed, (0,))
+        zeros = job.state.map(lambda x: torch.zeros_like(x)[None])
+        memory = zero_memory(self.algorithm.client_memory, self.task.layout, job.state.w)
+        context = Context.of(self.task, job.round, (0,))
         parts, _ = job.phase.send(context, LocalUpdate(zeros, zeros), memory)
         return shape_of(Update(parts, (1.0,)))
 
@@ -70,7 +69,9 @@ class Deployment(Federation):
         It is twice the size of the uncompressed values and mask, plus the metadata.
         """
         layout, shape = self.task.layout, self.expected_shape(job)
-        num_values = sum((layout.d if k is None else k) * len(roles) for roles, k, _ in shape)
+        num_values = sum(
+            len(roles) * (layout.length(roles[0]) if k is None else k) for roles, k, _ in shape
+        )
         mask_bytes = -(-layout.d // 8) * len(shape)
         return 2 * (num_values * layout.dtype.itemsize + mask_bytes) + METADATA_BYTES
 

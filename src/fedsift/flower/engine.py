@@ -73,12 +73,14 @@ class RemoteEngine:
         if isinstance(result, Missing):
             return False
         requests = self.current.requests
+        federation = requests.federation
         try:
-            update = requests.federation.decode_upload(result, limits)
+            update = federation.decode_upload(result, limits)
         except FrameError:
             return False
-        bound = requests.federation.norm_bound(requests.snapshot)
-        return not any(map(bound.violation, bound.norms_of(update)))
+        merged = federation.merged_parts(requests.job, (result.client,), update)
+        bound = federation.norm_bound(requests.snapshot)
+        return not any(map(bound.violation, bound.norms_of(merged)))
 
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
         """Return the accuracy and loss that the user's function computes after a round."""

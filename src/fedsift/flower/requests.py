@@ -58,8 +58,13 @@ class RoundRequests:
     @property
     def max_reply_bytes(self) -> int:
         """The size above which a reply is refused."""
+        return self.federation.max_reply_bytes(self.job)
+
+    @cached_property
+    def job(self) -> Job:
+        """The round's job, without its clients, who train elsewhere."""
         phase = self.federation.algorithm.phase(self.round)
-        return self.federation.max_reply_bytes(Job(self.round, phase, self.snapshot.state, (), {}))
+        return Job(self.round, phase, self.snapshot.state, (), {})
 
     @cached_property
     def full_frame(self) -> bytes:

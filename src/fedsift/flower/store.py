@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fedsift.algorithms.method import Memory
 from fedsift.codec.frame import CHECKSUM_BYTES
+from fedsift.codec.update import ROLES
 from fedsift.runs.disk import CorruptFile, load_tensors, save_tensors
-from fedsift.vector import Layout, Moments
+from fedsift.vector import Layout, State
 
 NO_RECEIPT = bytes(8)
 """The receipt of a client before its first merged upload."""
@@ -30,7 +31,7 @@ class ClientState:
     before and after that upload. The receipt in the next request selects one of them.
     """
 
-    state: Moments | None = None
+    state: State | None = None
     memories: Mapping[bytes, Memory] = field(default_factory=dict)
 
 
@@ -65,7 +66,7 @@ class ClientStore:
 
 def tensors_from_state(stored: ClientState) -> dict[str, Tensor]:
     """Return what a client stores as named tensors."""
-    state = {} if stored.state is None else stored.state._asdict()
+    state = {} if stored.state is None else dict(stored.state.items())
     memories = {
         f"{receipt.hex()}/{name}": x.clone()  # memories may share a tensor, a file may not
         for receipt, memory in stored.memories.items()
@@ -81,5 +82,5 @@ def state_from_tensors(tensors: Mapping[str, Tensor]) -> ClientState:
         if "/" in key:
             receipt, name = key.split("/")
             memories.setdefault(bytes.fromhex(receipt), {})[name] = x
-    state = Moments(tensors["w"], tensors["m"], tensors["v"]) if "w" in tensors else None
-    return ClientState(state, memories)
+    vectors = {key: tensors[key] for key in ROLES if key in tensors}
+    return ClientState(State(**vectors) if vectors else None, memories)

@@ -22,7 +22,7 @@ from fedsift.runs.config import RunConfig, read_values
 from fedsift.runs.disk import CorruptFile, flush_to_disk, load_tensors, save_tensors
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.records import line_digests
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def load_checkpoint(folder: RunFolder, federation: Federation, device: str) -> C
         memories = load_memories(folder, federation, tensors)
     except (OSError, ValueError) as problem:
         raise ConfigError(f"{folder.memory_file} is corrupt: {problem}") from None
-    snapshot = snapshot_of(about, tensors, memories)
+    snapshot = snapshot_of(about, tensors, memories, federation.algorithm.state)
     if missing := set(federation.algorithm.server_memory) - set(snapshot.server_memory):
         raise ConfigError(older_version(folder, f"the server's {', '.join(sorted(missing))}"))
     return Checkpoint(snapshot, about["seconds"])
@@ -158,7 +158,7 @@ def tensors_of(snapshot: Snapshot) -> dict[str, Tensor]:
         f"receipt/{n}": torch.tensor(list(receipt), dtype=torch.uint8)
         for n, receipt in snapshot.receipts.items()
     }
-    return {**snapshot.state._asdict(), **server, **memories, **receipts}
+    return {**dict(snapshot.state.items()), **server, **memories, **receipts}
 
 
 def memory_tensors(memories: Memories) -> dict[str, Tensor]:
@@ -174,12 +174,15 @@ def memory_tensors(memories: Memories) -> dict[str, Tensor]:
 
 
 def snapshot_of(
-    about: Mapping[str, Any], tensors: Mapping[str, Tensor], memories: Memories
+    about: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    memories: Memories,
+    names: tuple[str, ...],
 ) -> Snapshot:
-    """Return the snapshot of a checkpoint's metadata, tensors and client memories."""
+    """Return the snapshot of a checkpoint, whose state has the vectors of these names."""
     prefix = "server/"
     server = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
-    state = Moments(tensors["w"], tensors["m"], tensors["v"])
+    state = State(**{name: tensors[name] for name in names})
     traffic, norms = Traffic(**about["traffic"]), NormHistory(about["norms"])
     receipts = {
         int(key.removeprefix("receipt/")): bytes(x.tolist())
@@ -195,7 +198,7 @@ def load_memories(
     """Return the clients' memories from the checkpoint, or from the file that it refers to."""
     if "client_slots" not in tensors:
         return memories_among(tensors)
-    file = SlotFile(federation.algorithm.client_memory, tensors["w"], folder.memory_file)
+    file = SlotFile(federation.memory_lengths, tensors["w"], folder.memory_file)
     numbers, clients = tensors["client_slots"].T.tolist()
     digests = [bytes(row) for row in tensors["client_digests"].tolist()]
     return OnDisk(file, dict(zip(clients, file.claim(numbers, digests), strict=True)))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsift.selection.backend import can_use_triton
 from fedsift.selection.cpu import top_k_mask
-from fedsift.vector import Layout, Moments
+from fedsift.vector import Layout, State
 
 _MAX_SORTED = 1 << 22
 """Up to this many numbers, a GPU sorts them faster than it synchronizes with the host."""
@@ -79,24 +79,24 @@ def _top_k_by_threshold(magnitude: Tensor, k: int) -> Tensor:
     return mask.view(magnitude.shape)
 
 
-def top_k_union(delta: Moments, k: int) -> Tensor:
+def top_k_union(delta: State, k: int) -> Tensor:
     """Select the k largest of max(|ΔW|, |ΔM|, |ΔV|): Fairness-Top's mask.
 
-    >>> x = Moments(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), torch.zeros(1, 2))
+    >>> x = State(w=torch.tensor([[1.0, 0.0]]), m=torch.tensor([[0.0, 2.0]]), v=torch.zeros(1, 2))
     >>> top_k_union(x, 1).tolist()
     [[False, True]]
     """
     return top_k(torch.maximum(delta.w.abs(), torch.maximum(delta.m.abs(), delta.v.abs())), k)
 
 
-def top_k_separate(delta: Moments, k: int) -> Moments:
-    """Select the k largest of each tensor: FedAdam-Top's three masks.
+def top_k_separate(delta: State, k: int) -> State:
+    """Select the k largest of each vector: FedAdam-Top's three masks.
 
-    >>> x = Moments(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), torch.zeros(1, 2))
+    >>> x = State(w=torch.tensor([[1.0, 0.0]]), m=torch.tensor([[0.0, 2.0]]), v=torch.zeros(1, 2))
     >>> [mask.tolist() for mask in top_k_separate(x, 1)]
     [[[True, False]], [[False, True]], [[True, False]]]
     """
-    return Moments(top_k(delta.w, k), top_k(delta.m, k), top_k(delta.v, k))
+    return delta.map(lambda x: top_k(x, k))
 
 
 def top_k_per_layer(x: Tensor, density: float, layout: Layout) -> Tensor:

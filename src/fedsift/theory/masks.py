@@ -25,10 +25,10 @@ from torch import Tensor
 
 from fedsift.selection.masks import top_k, top_k_union
 from fedsift.theory.deviation import DeviationCoefficients
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 Array = NDArray[np.float64]
-MASKS: dict[str, Callable[[Moments, int], Tensor]] = {
+MASKS: dict[str, Callable[[State, int], Tensor]] = {
     "W": lambda delta, k: top_k(delta.w, k),
     "M": lambda delta, k: top_k(delta.m, k),
     "V": lambda delta, k: top_k(delta.v, k),
@@ -59,7 +59,7 @@ class BestMask:
 class Sparsification:
     """One client's (ΔW, ΔM, ΔV), each ``(d,)``, and the weights Γ, Λ, Θ of their errors."""
 
-    delta: Moments
+    delta: State
     weights: DeviationCoefficients
 
     @cached_property
@@ -84,7 +84,8 @@ class Sparsification:
     def cost(self, mask: Tensor) -> float:
         """Return Γ‖ΔW ⊙ (1 − mask)‖ + Λ‖…‖ + Θ‖…‖, relative to the cost of sending nothing.
 
-        >>> x = Sparsification(Moments(*torch.eye(3)), DeviationCoefficients(0.0, 0.0, 0.0, 0.0))
+        >>> delta = State(w=torch.eye(3)[0], m=torch.eye(3)[1], v=torch.eye(3)[2])
+        >>> x = Sparsification(delta, DeviationCoefficients(0.0, 0.0, 0.0, 0.0))
         >>> round(x.cost(torch.tensor([True, False, False])), 4)
         0.6667
         """
@@ -102,7 +103,7 @@ def best_mask(
 ) -> BestMask:
     """Return the mask of k coordinates with the least weighted error, to a certified tolerance.
 
-    >>> delta = Moments(torch.tensor([3.0, 2.9, 0.0]), torch.tensor([0.0, 1.0, 0.0]), torch.ones(3))
+    >>> delta = State(w=torch.tensor([3.0, 2.9, 0.0]), m=torch.eye(3)[1], v=torch.ones(3))
     >>> found = best_mask(Sparsification(delta, DeviationCoefficients(0.0, 1.0, -9.0, 0.0)), 1)
     >>> found.mask.tolist(), found.gap <= 1e-4
     ([False, True, False], True)
@@ -189,13 +190,13 @@ class _Enclosure:
 def mask_costs(problem: Sparsification, k: int) -> dict[str, float]:
     """Return the cost of each mask of :data:`MASKS` over the lower bound; 1 is optimal.
 
-    >>> delta = Moments(torch.tensor([3.0, 2.9, 0.0]), torch.tensor([0.0, 1.0, 0.0]), torch.ones(3))
+    >>> delta = State(w=torch.tensor([3.0, 2.9, 0.0]), m=torch.eye(3)[1], v=torch.ones(3))
     >>> costs = mask_costs(Sparsification(delta, DeviationCoefficients(0.0, 1.0, -9.0, 0.0)), 1)
     >>> {name: round(cost, 2) for name, cost in costs.items()}
     {'W': 1.87, 'M': 1.0, 'V': 1.87, 'union': 1.87, 'best': 1.0}
     """
     best = best_mask(problem, k)
-    rows = Moments(*(x[None] for x in problem.delta))
+    rows = problem.delta.map(lambda x: x[None])
     if best.cost == 0:
         raise ValueError(f"a mask of k = {k} coordinates loses nothing, so no mask is better")
     found = {name: problem.cost(mask(rows, k)[0]) for name, mask in MASKS.items()}

@@ -6,13 +6,14 @@ gradient ∇F starts from the non-sparse state W̆, M̆, V̆ for comparison.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Step
+from fedsift.adam import AdamStep
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, StepContext
 from fedsift.codec.frame import Spec
 from fedsift.codec.limits import Limits
 from fedsift.codec.update import Parts, Update
@@ -22,7 +23,7 @@ from fedsift.engine.reference import Reference
 from fedsift.federation.round import Federation
 from fedsift.task import Task
 from fedsift.theory.objective import Objective
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class RoundComparison:
 
     round: int
     settings: Mapping[str, float | int]
-    start: Moments
-    dense: Moments
-    delta: Moments
+    start: State
+    dense: State
+    delta: State
     weights: Tensor
     local: Tensor
     gradients: Tensor
@@ -64,7 +65,7 @@ class RoundComparison:
         return float(max(self.gradients.abs().max(), self.central_gradients.abs().max()))
 
 
-RecordedSteps = list[tuple[Moments, Tensor]]
+RecordedSteps = list[tuple[State, Tensor]]
 """The result and the gradient of every local step, client by client."""
 Sent = tuple[Parts, Memory]
 
@@ -103,7 +104,7 @@ def compare_with_centralized(
         dense = start.plus(_mean(comparison.delta, weights))
 
 
-def client_updates(task: Task, algorithm: Algorithm, rounds: int) -> Iterator[Moments]:
+def client_updates(task: Task, algorithm: Algorithm, rounds: int) -> Iterator[State]:
     """Yield, per round, every client's full (ΔW, ΔM, ΔV) before its mask, ``(clients, d)``.
 
     >>> from fedsift.algorithms import fedadam_ssm
@@ -114,7 +115,7 @@ def client_updates(task: Task, algorithm: Algorithm, rounds: int) -> Iterator[Mo
     >>> [tuple(delta.v.shape) for delta in client_updates(task, fedadam_ssm(local_steps=3), 2)]
     [(2, 2), (2, 2)]
     """
-    by_clients: dict[tuple[int, ...], Moments] = {}
+    by_clients: dict[tuple[int, ...], State] = {}
 
     def recording_sends(phase: Phase) -> Phase:
         def send(context: Context, update: LocalUpdate, memory: Memory) -> Sent:
@@ -134,7 +135,17 @@ def client_updates(task: Task, algorithm: Algorithm, rounds: int) -> Iterator[Mo
         # Clients arrive in stacks of equal batch size; restore their order.
         numbers = [n for clients in by_clients for n in clients]
         order = sorted(range(len(numbers)), key=numbers.__getitem__)
-        yield Moments(*(torch.cat(xs)[order] for xs in zip(*by_clients.values(), strict=True)))
+        yield rows_of(joined(list(by_clients.values())), order)
+
+
+def joined(states: Sequence[State]) -> State:
+    """Return stacks of clients as one stack."""
+    return State(**{name: torch.cat([x[name] for x in states]) for name in states[0].names})
+
+
+def rows_of(x: State, order: list[int]) -> State:
+    """Return some clients of a stack."""
+    return x.map(lambda vector: vector[order])
 
 
 def _uncounted(update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
@@ -142,11 +153,18 @@ def _uncounted(update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]
     return update, 0
 
 
+def adam_step_of(phase: Phase) -> AdamStep:
+    """Return the phase's step, which must be the paper's."""
+    if not isinstance(phase.step, AdamStep):
+        raise ValueError("the comparison needs a method that takes the paper's Adam steps")
+    return phase.step
+
+
 def _recording(phase: Phase, steps: RecordedSteps) -> Phase:
     """The same phase, with a step that records its result and its gradient."""
 
-    def step(x: Moments, gradient: Tensor) -> Moments:
-        after = phase.step(x, gradient)
+    def step(x: State, gradient: Tensor, context: StepContext) -> State:
+        after = adam_step_of(phase)(x, gradient)
         steps.append((after, gradient))
         return after
 
@@ -155,20 +173,20 @@ def _recording(phase: Phase, steps: RecordedSteps) -> Phase:
 
 def _compare(
     round: int,
-    start: Moments,
-    dense: Moments,
+    start: State,
+    dense: State,
     phase: Phase,
     recorded: RecordedSteps,
     objective: Objective,
     weights: Tensor,
 ) -> RoundComparison:
-    steps, clients = phase.local_steps, len(weights)
+    steps, clients = len(recorded) // len(weights), len(weights)
     ends = [recorded[(n + 1) * steps - 1][0] for n in range(clients)]
-    delta = Moments(*(torch.cat(xs) for xs in zip(*ends, strict=True))) - start
+    delta = joined(ends) - start
     paths = torch.cat([after.w for after, _ in recorded]).view(clients, steps, -1)
     first = start.w.expand(clients, 1, -1)
     gradients = torch.cat([gradient for _, gradient in recorded]).view(clients, steps, -1)
-    central, central_gradients = _centralized_adam(phase.step, steps, dense, objective)
+    central, central_gradients = _centralized_adam(adam_step_of(phase), steps, dense, objective)
     local = torch.cat([first, paths], dim=1)
     return RoundComparison(
         round, {}, start, dense, delta, weights, local, gradients, central, central_gradients
@@ -176,7 +194,7 @@ def _compare(
 
 
 def _centralized_adam(
-    step: Step, steps: int, x: Moments, objective: Objective
+    step: AdamStep, steps: int, x: State, objective: Objective
 ) -> tuple[Tensor, Tensor]:
     """The path of the auxiliary w̌, the same Adam with the full gradient ∇F, and its gradients."""
     path, gradients = [x.w], []
@@ -187,10 +205,10 @@ def _centralized_adam(
     return torch.stack(path), torch.stack(gradients)
 
 
-def _mean(delta: Moments, weights: Tensor) -> Moments:
+def _mean(delta: State, weights: Tensor) -> State:
     """The weighted mean that the server would form if nothing were masked."""
     share = weights / weights.sum()
-    return Moments(*(share @ x for x in delta))
+    return delta.map(lambda x: share @ x)
 
 
 @dataclass(frozen=True)

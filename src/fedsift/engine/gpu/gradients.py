@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsift.engine.gpu.stacked_task import StackedTask
 from fedsift.task import Loss
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 if TYPE_CHECKING:
     from fedsift.engine.gpu.network import StackedNetwork
@@ -38,9 +38,14 @@ class StackBuffers:
     weights themselves if they already have that format.
     """
 
-    def __init__(self, like: Tensor, clients: int, length: int, dtype: torch.dtype) -> None:
-        self.x = Moments.start(like.new_zeros(clients, length))
-        self.low_precision = self.x.w if dtype == like.dtype else self.x.w.to(dtype)
+    def __init__(
+        self, task: StackedTask, clients: int, length: int, dtype: torch.dtype | None = None
+    ) -> None:
+        layout = task.task.layout
+        like = torch.empty(0, dtype=layout.dtype, device=task.data.device)
+        lengths = {name: dict(layout.lengths).get(name, length) for name in task.names}
+        self.x = State(**{name: like.new_zeros(clients, n) for name, n in lengths.items()})
+        self.low_precision = self.x.w if dtype in (None, like.dtype) else self.x.w.to(dtype)
         self.gradient = torch.zeros_like(self.x.w)
         self.loss = like.new_zeros(clients)
 
@@ -67,8 +72,7 @@ class LayerGradients:
         from fedsift.engine.gpu.channels_last import ChannelsLastLayout
 
         layout = ChannelsLastLayout(task.task.layout)
-        like = torch.empty(0, dtype=task.task.layout.dtype, device=task.data.device)
-        self.buffers = buffers = StackBuffers(like, clients, layout.length, task.dtype)
+        self.buffers = buffers = StackBuffers(task, clients, layout.length, task.dtype)
         self.task, self.network = task, network
         self.pack, self.unpack = layout.pack, layout.unpack
         self.weights = layout.weights(buffers.x.w, buffers.low_precision, buffers.gradient)
@@ -110,9 +114,7 @@ class FlatBuffers:
     """Keeps the buffers in the layout's own order, without padding."""
 
     def __init__(self, task: StackedTask, clients: int) -> None:
-        layout = task.task.layout
-        like = torch.empty(0, dtype=layout.dtype, device=task.data.device)
-        self.task, self.buffers = task, StackBuffers(like, clients, layout.d, layout.dtype)
+        self.task, self.buffers = task, StackBuffers(task, clients, task.task.layout.d)
 
     def pack(self, stack: Tensor, out: Tensor) -> None:
         """Copy a stack ``(clients, d)`` into ``out``, one of the buffers."""

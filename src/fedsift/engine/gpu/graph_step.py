@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import fields
+
 import torch
 from torch import Tensor
 
-from fedsift.algorithms.method import Step
-from fedsift.engine.fused import fused
+from fedsift.algorithms.method import Memory, Phase, Step, StepContext
+from fedsift.engine.fused import fused, is_frozen, number_names, numbers_of, with_numbers
 from fedsift.engine.gpu.gradients import (
     LayerGradients,
     StackGradients,
@@ -15,75 +18,190 @@ from fedsift.engine.gpu.gradients import (
     can_vmap,
     new_stream,
 )
+from fedsift.engine.gpu.losses import PointLosses
 from fedsift.engine.gpu.stacked_task import StackedTask
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 WARM_UP_STEPS = 3
 """Steps before the graph is captured: libraries initialize themselves in their first calls."""
 
 
-class GraphStep:
-    """A method's local step for a fixed number of clients and batch size."""
+def graph_key(step: Step) -> Hashable:
+    """Return what two steps have in common if one graph can serve both.
 
-    def __init__(self, task: StackedTask, step: Step, clients: int, batch: int) -> None:
-        self.rows = torch.zeros(clients, batch, dtype=torch.int64, device=task.data.device)
-        self.step = step
-        self.gradients, self.graph = self._prepare(task)
+    The finite floating-point numbers of a frozen dataclass may differ: the graph reads them from
+    memory. A function is the same step only as itself.
+
+    >>> from fedsift.algorithms.fedsgd import SgdStep
+    >>> graph_key(SgdStep(0.1)) == graph_key(SgdStep(0.2))
+    True
+    """
+    if not is_frozen(step):
+        return step
+    names = number_names(step)
+    others = {f.name: getattr(step, f.name) for f in fields(step) if f.name not in names}  # type: ignore[arg-type]
+    return type(step), names, tuple(others.items())
+
+
+class GraphStep:
+    """A method's local step for a fixed number of clients and batch size.
+
+    ``is_masked`` steps leave some clients as they are.
+    """
+
+    def __init__(
+        self,
+        task: StackedTask,
+        phase: Phase,
+        start: State,
+        memory: Memory,
+        batch: int,
+        is_masked: bool = False,
+    ) -> None:
+        clients, device = len(start.w), task.data.device
+        self.rows = torch.zeros(clients, batch, dtype=torch.int64, device=device)
+        self.is_active = torch.ones(clients, dtype=torch.bool, device=device) if is_masked else None
+        self.values = numbers_of(phase.step)
+        self.numbers = torch.tensor(self.values, dtype=torch.float64, device=device)
+        self.step, self.points = with_numbers(phase.step, self.numbers), phase.points
+        self.task, self.given = task, (start, memory)
+        self.context = StepContext(
+            task.task.seed,
+            lambda number: start.w.new_tensor(float(number)),
+            0,
+            lambda: self._pack_state(self.gradients.buffers.x.map(torch.zeros_like)),
+            lambda: self._pack_memory(self._memory_buffers()),
+        )
+        self.gradients: StackGradients | PointLosses
+        self.graph = self._prepare()
 
     @property
     def loss(self) -> Tensor:
         """The sum of each client's losses since :meth:`begin`."""
         return self.gradients.buffers.loss
 
-    def begin(self, start: Moments) -> None:
-        """Set the state from which the clients start."""
-        buffers = self.gradients.buffers
-        for buffer, x in zip(buffers.x, start, strict=True):
-            self.gradients.pack(x, buffer)
+    def begin(self, phase: Phase, round: int, start: State, memory: Memory) -> None:
+        """Set the numbers of the step, and the state and memory from which the clients start."""
+        if (values := numbers_of(phase.step)) != self.values:
+            self.numbers.copy_(torch.tensor(values, dtype=torch.float64))
+            self.values = values
+        self.given = start, memory
+        buffers, context = self.gradients.buffers, self.context
+        self._pack_state(buffers.x)
         if buffers.low_precision is not buffers.x.w:
             buffers.low_precision.copy_(buffers.x.w)
         buffers.loss.zero_()
+        context.restart(round)
+        if context.was_read("start"):
+            self._pack_state(context.start)
+        if context.was_read("memory"):
+            self._pack_memory(context.memory)
 
-    def take(self, rows: Tensor) -> None:
-        """Take one step on the given rows of the data."""
+    def take(self, rows: Tensor, is_active: Tensor | None = None) -> None:
+        """Take one step on the given rows of the data, with the active clients only."""
         self.rows.copy_(rows)
+        if self.is_active is not None and is_active is not None:
+            self.is_active.copy_(is_active)
         if self.graph is None:
-            self._take(self.gradients)
+            self._take()
         else:
             self.graph.replay()
 
-    def end(self) -> Moments:
-        """Return a copy of the clients' state. The next stack overwrites the buffers."""
-        return Moments(*(self.gradients.unpack(x) for x in self.gradients.buffers.x))
+    def end(self) -> tuple[State, Memory]:
+        """Return copies of the clients' state and memory. The next stack overwrites the buffers."""
+        x, context = self.gradients.buffers.x, self.context
+        state = State(**{name: self._unpacked(name, vector) for name, vector in x.items()})
+        if not context.was_read("memory"):
+            return state, self.given[1]
+        return state, {name: self._unpacked(name, x) for name, x in context.memory.items()}
 
-    def _take(self, gradients: StackGradients) -> None:
-        gradients.compute(self.rows)
+    def _take(self) -> None:
+        if self.is_active is None:
+            self._take_all()
+            return
+        kept = self._changing()
+        before = [x.clone() for x in kept]
+        self._take_all()
+        for x, old in zip(kept, before, strict=True):
+            is_active = self.is_active.view(-1, *[1] * (x.dim() - 1))
+            x.copy_(torch.where(is_active, x, old))
+
+    def _changing(self) -> list[Tensor]:
+        """Return everything that a step overwrites and that inactive clients must keep."""
+        buffers = self.gradients.buffers
+        memory = self.context.memory.values() if self.given[1] else ()
+        extra = [] if buffers.low_precision is buffers.x.w else [buffers.low_precision]
+        return [*buffers.x, buffers.loss, *extra, *memory]
+
+    def _take_all(self) -> None:
+        gradients, context = self.gradients, self.context
         buffers = gradients.buffers
-        fused(self.step, buffers.gradient)(buffers.x, buffers.gradient, buffers.low_precision)
+        context.advance()
+        if isinstance(gradients, PointLosses):
+            assert self.points is not None
+            observed = gradients.losses(self.points(buffers.x, context), self.rows)
+        else:
+            gradients.compute(self.rows)
+            observed = buffers.gradient
+        step = fused(self.step, buffers.gradient)
+        step(buffers.x, observed, buffers.low_precision, context)
 
-    def _prepare(self, task: StackedTask) -> tuple[StackGradients, torch.cuda.CUDAGraph | None]:
-        """Return the fastest gradient computation that the model allows, and its graph."""
-        clients = len(self.rows)
+    def _prepare(self) -> torch.cuda.CUDAGraph | None:
+        """Choose the fastest computation that the model allows, and return its graph."""
+        task, clients = self.task, len(self.rows)
+        if self.points is not None:
+            self.gradients = PointLosses(task, self.rows)
+            return self._capture() if self.rows.is_cuda else None
         if task.network is not None:
             from fedsift.engine.gpu.network import UnsupportedModel
 
             try:
-                by_layer = LayerGradients(task, task.network, clients)
-                return by_layer, self._capture(by_layer)
+                self.gradients = LayerGradients(task, task.network, clients)
+                return self._capture()
             except UnsupportedModel:
-                pass
+                self.context.forget()
         kind = VmapGradients if can_vmap(task, self.rows) else StreamGradients
-        gradients: StackGradients = kind(task, clients)
-        return gradients, self._capture(gradients) if self.rows.is_cuda else None
+        self.gradients = kind(task, clients)
+        return self._capture() if self.rows.is_cuda else None
 
-    def _capture(self, gradients: StackGradients) -> torch.cuda.CUDAGraph:
+    def _capture(self) -> torch.cuda.CUDAGraph:
         stream = new_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_STEPS):
-                self._take(gradients)
+                self._take()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._take(gradients)
+            self._take()
         return graph
+
+    def _pack_state(self, buffers: State) -> State:
+        for name, x in self.given[0].items():
+            self._pack(name, x, buffers[name])
+        return buffers
+
+    def _pack_memory(self, buffers: Memory) -> Memory:
+        for name, x in self.given[1].items():
+            self._pack(name, x, buffers[name])
+        return buffers
+
+    def _memory_buffers(self) -> Memory:
+        like, memory = self.gradients.buffers.x.w, self.given[1]
+        return {
+            name: torch.zeros_like(x if self._has_own_length(name) else like)
+            for name, x in memory.items()
+        }
+
+    def _has_own_length(self, name: str) -> bool:
+        """Whether a vector does not have one number per parameter, whose order matters."""
+        return name in dict(self.task.task.layout.lengths)
+
+    def _pack(self, name: str, x: Tensor, buffer: Tensor) -> None:
+        if self._has_own_length(name):
+            buffer.copy_(x)
+        else:
+            self.gradients.pack(x, buffer)
+
+    def _unpacked(self, name: str, buffer: Tensor) -> Tensor:
+        return buffer.clone() if self._has_own_length(name) else self.gradients.unpack(buffer)

@@ -8,10 +8,11 @@ graph, so it can be tested without a GPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 import numpy as np
+from numpy.typing import NDArray
 import torch
 from torch import Tensor
 
@@ -20,8 +21,6 @@ from fedsift.algorithms.method import (
     Context,
     LocalUpdate,
     Memory,
-    Phase,
-    Step,
     checked_message,
 )
 from fedsift.codec.errors import NotFiniteError
@@ -29,14 +28,15 @@ from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
 from fedsift.engine.client import diverged_client
 from fedsift.engine.contract import Job, Results
-from fedsift.engine.gpu.graph_step import GraphStep
+from fedsift.engine.gpu.graph_step import GraphStep, graph_key
 from fedsift.engine.gpu.stacked_task import StackedTask
 from fedsift.engine.scoring import class_axis, correct_labels
 from fedsift.errors import Diverged
 from fedsift.seeding import torch_seed
-from fedsift.task import Task, sample_without_replacement
-from fedsift.vector import Moments
+from fedsift.task import NumSteps, Task, sample_without_replacement
+from fedsift.vector import State
 
+IntArray = NDArray[np.int64]
 PRECISIONS = ("fp32", "tf32", "bf16")
 MAX_TEST_NUMBERS, MAX_TEST_SAMPLES = 6_000_000, 8000
 """The most input numbers, and the most samples, that are scored at a time."""
@@ -55,13 +55,13 @@ class Stacked:
             )
         self.data = torch.cat([x for x, _ in task.clients])
         labels = torch.cat([y for _, y in task.clients])
-        self.stacked_task = StackedTask(task, self.data, labels, precision)
+        self.stacked_task = StackedTask(task, self.data, labels, precision, algorithm.state)
         sizes = [len(x) for x, _ in task.clients]
         self.offsets = np.cumsum([0, *sizes[:-1]])
-        self.next_rows: dict[tuple[int, tuple[int, ...], int], Tensor] = {}
+        self.next_rows: dict[tuple[int, tuple[int, ...], NumSteps], Tensor] = {}
         """Batches of the next round, drawn while the device trains this one."""
         self.staging: dict[torch.Size, PinnedBuffer] = {}
-        self.steps: dict[tuple[Step, int, int], GraphStep] = {}
+        self.steps: dict[tuple[Hashable, ...], GraphStep] = {}
 
     def train(self, job: Job) -> Iterator[Results]:
         """Yield the results of the cohort, stack by stack."""
@@ -82,11 +82,11 @@ class Stacked:
     def _train_stack(self, job: Job, clients: tuple[int, ...]) -> Results:
         memory = stack_memory([job.memory[n] for n in clients])
         start = job.phase.local_start(stack_state(job.state, len(clients)), memory)
-        end, losses = self._local_steps(job, clients, start)
+        end, memory, losses = self._local_steps(job, clients, start, memory)
         is_finite = torch.stack([torch.isfinite(x).all(-1) for x in end]).all(0)
         if not self.data.is_cuda:
             check_finite(clients, is_finite)
-        context = Context(self.task.layout, job.round, self.task.seed, clients)
+        context = Context.of(self.task, job.round, clients)
         weights = tuple(float(self.task.weight(n)) for n in clients)
         try:
             sent = job.phase.send(context, LocalUpdate(start, end), memory)
@@ -101,30 +101,50 @@ class Stacked:
         return Results(clients, update, new_memory, tuple(losses.tolist()), tuple(sizes))
 
     def _local_steps(
-        self, job: Job, clients: tuple[int, ...], start: Moments
-    ) -> tuple[Moments, Tensor]:
-        """Take L steps with every client of the stack; return their states and mean losses."""
-        steps, batch = job.phase.local_steps, self.task.weight(clients[0])
+        self, job: Job, clients: tuple[int, ...], start: State, memory: Memory
+    ) -> tuple[State, Memory, Tensor]:
+        """Take the steps of every client of the stack; return states, memory and mean losses.
+
+        All take as many steps as the longest training needs. Clients that have finished are masked.
+        """
+        steps = job.phase.local_steps
+        numbers = torch.tensor([self.task.num_steps(n, steps) for n in clients])
+        is_masked = bool((numbers != numbers[0]).any())
+        numbers = numbers.to(self.data.device) if is_masked else numbers[0]
         rows = self.next_rows.pop((job.round, clients, steps), None)
         rows = self._rows(job.round, clients, steps) if rows is None else rows
         devices = [self.data.device] if self.data.is_cuda else []
         with self._arithmetic(), torch.random.fork_rng(devices):
-            step = self._step_of(job.phase, len(clients), batch)
+            step = self._step_of(job, start, memory, rows.shape[-1], is_masked)
             torch.manual_seed(torch_seed(self.task.seed, "layers", job.round, clients[0]))
-            step.begin(start)
-            for batch_rows in rows:
-                step.take(batch_rows)
-            end, loss = step.end(), step.loss / steps
+            step.begin(job.phase, job.round, start, memory)
+            for number, batch_rows in enumerate(rows):
+                step.take(batch_rows, number < numbers if is_masked else None)
+            end, memory = step.end()
+            loss = step.loss / numbers
         if len(job.cohort) == len(self.task.clients):  # the next round's cohort is the same
             key = job.round + 1, clients, steps
             self.next_rows[key] = self._rows(*key)
-        return end, loss
+        return end, memory, loss
 
-    def _rows(self, round: int, clients: tuple[int, ...], steps: int) -> Tensor:
+    def _rows(self, round: int, clients: tuple[int, ...], steps: NumSteps) -> Tensor:
         """Return the batches ``(steps, clients, batch)`` as rows of the joined data.
 
         They are the batches that the reference engine draws.
         """
+        if isinstance(steps, int):
+            drawn = self._drawn_together(round, clients, steps)
+        else:
+            drawn = self._drawn_one_by_one(round, clients, steps)
+        rows = torch.from_numpy(drawn + self.offsets[list(clients), None, None]).transpose(0, 1)
+        if not self.data.is_cuda:
+            return rows
+        if rows.shape not in self.staging:
+            self.staging[rows.shape] = PinnedBuffer(rows)
+        return self.staging[rows.shape].send(rows, self.data.device)
+
+    def _drawn_together(self, round: int, clients: tuple[int, ...], steps: int) -> IntArray:
+        """Draw the batches ``(clients, steps, batch)`` of clients that take equally many steps."""
         sizes = np.array([len(self.task.clients[n][0]) for n in clients])
         whole_set = np.arange(self.task.weight(clients[0]))
         drawn = np.broadcast_to(whole_set, (len(clients), steps, len(whole_set)))
@@ -133,18 +153,32 @@ class Stacked:
             uniforms = np.stack([self.task.batch_uniforms(round, n, steps) for n in clients])
             sampled = sample_without_replacement(uniforms, sizes[:, None])
             drawn = np.where(is_sampled[:, None, None], sampled, drawn)
-        rows = torch.from_numpy(drawn + self.offsets[list(clients), None, None]).transpose(0, 1)
-        if not self.data.is_cuda:
-            return rows
-        if rows.shape not in self.staging:
-            self.staging[rows.shape] = PinnedBuffer(rows)
-        return self.staging[rows.shape].send(rows, self.data.device)
+        return drawn
 
-    def _step_of(self, phase: Phase, clients: int, batch: int) -> GraphStep:
-        key = phase.step, clients, batch
+    def _drawn_one_by_one(
+        self, round: int, clients: tuple[int, ...], steps: Callable[[int, int], int]
+    ) -> IntArray:
+        """Draw batches for different numbers of steps; the last batch of each client repeats."""
+        numbers = [self.task.num_steps(n, steps) for n in clients]
+        whole_set = np.arange(self.task.weight(clients[0]))
+        drawn = np.empty((len(clients), max(numbers), len(whole_set)), np.int64)
+        for row, (client, number) in enumerate(zip(clients, numbers, strict=True)):
+            batches = self.task.batches(round, client, steps)
+            drawn[row, :number] = whole_set if batches is None else batches
+            drawn[row, number:] = drawn[row, number - 1]
+        return drawn
+
+    def _step_of(
+        self, job: Job, start: State, memory: Memory, batch: int, is_masked: bool
+    ) -> GraphStep:
+        phase = job.phase
+        kind = graph_key(phase.step), phase.points
+        key = kind, len(start.w), batch, is_masked
         if key not in self.steps:
-            self.steps = {k: v for k, v in self.steps.items() if k[0] == phase.step}
-            self.steps[key] = GraphStep(self.stacked_task, *key)
+            self.steps = {k: v for k, v in self.steps.items() if k[0] == kind}
+            self.steps[key] = GraphStep(
+                self.stacked_task, phase, start, memory, batch, is_masked
+            )
         return self.steps[key]
 
     def _max_clients(self, batch: int) -> int:
@@ -228,9 +262,9 @@ def check_finite(clients: Sequence[int], is_finite: Tensor) -> None:
             raise diverged_client(client)
 
 
-def stack_state(state: Moments, clients: int) -> Moments:
+def stack_state(state: State, clients: int) -> State:
     """Return the global state repeated for each client, without copying it."""
-    return Moments(*(x.expand(clients, -1) for x in state))
+    return state.map(lambda x: x.expand(clients, -1))
 
 
 def stack_memory(memories: Sequence[Memory]) -> Memory:

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from fedsift.engine.memory_format import is_callable_with
 from fedsift.selection.backend import can_use_triton
 from fedsift.task import Task
+from fedsift.vector import MOMENTS
 
 if TYPE_CHECKING:
     from fedsift.engine.gpu.network import StackedNetwork
@@ -24,12 +25,13 @@ PRODUCT_PRECISIONS = {"fp32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}
 
 @dataclass(frozen=True)
 class StackedTask:
-    """A task, the data and labels of all clients end to end, and the precision."""
+    """A task, the data and labels of all clients end to end, the precision, and the state's names."""
 
     task: Task
     data: Tensor
     labels: Tensor
     precision: str
+    names: tuple[str, ...] = MOMENTS
 
     @cached_property
     def network(self) -> StackedNetwork | None:
@@ -68,13 +70,19 @@ class StackedTask:
 
     def network_output(self, network: StackedNetwork, w: Tensor, data: Tensor) -> Tensor:
         """Return the output of a stacked network with one client."""
+        return self.network_outputs(network, w[None], data[None])[0]
+
+    def network_outputs(self, network: StackedNetwork, w: Tensor, data: Tensor) -> Tensor:
+        """Return the output of a stacked network at weights ``(clients, d)``."""
         from fedsift.engine.gpu.channels_last import ChannelsLastLayout
 
         layout = ChannelsLastLayout(self.task.layout)
-        stack = w.new_zeros(1, layout.length)
-        layout.pack(w[None], stack)
+        stack = w.new_zeros(len(w), layout.length)
+        layout.pack(w, stack)
         weights = layout.weights(stack, stack.to(self.dtype), stack)
-        return network(self.to_network_format(data)[None], weights)[0].float()
+        formatted = self.to_network_format(data.flatten(0, 1))
+        formatted = formatted.view(*data.shape[:2], *formatted.shape[1:])
+        return network(formatted, weights).float()
 
     def model_output(self, parameters: dict[str, Tensor], data: Tensor) -> Any:
         """Return the model's output with the given parameters, in the dtype of the weights."""

@@ -11,23 +11,28 @@ import triton.language as tl
 
 @triton.jit
 def adam_kernel(
-    w, m, v, gradient, low_precision, first, last, lr, beta1, rest1, beta2, rest2, eps,
+    w, m, v, gradient, low_precision, first, last, lr, beta1, beta2, eps,
     LOW_PRECISION: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Equations (4), (5) and (3) of the paper for one block of coordinates, in place.
 
-    ``rest1`` and ``rest2`` are 1 - beta1 and 1 - beta2, computed in float64: in float32 they would
+    ``lr``, ``beta1``, ``beta2`` and ``eps`` point to float64 numbers: in float32, 1 - beta would
     lose five digits. If LOW_PRECISION, ``low_precision`` receives the weights in the layers' number
     format. If EVEN, all coordinates are inside, and loads without a mask are wider.
     """
     at = first + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < last if not EVEN else tl.full((BLOCK,), True, tl.int1)
+    decay1 = tl.load(beta1)
+    decay2 = tl.load(beta2)
+    rest1 = (1.0 - decay1).to(tl.float32)
+    rest2 = (1.0 - decay2).to(tl.float32)
     g = tl.load(gradient + at, mask=inside)
-    mean = beta1 * tl.load(m + at, mask=inside) + rest1 * g
-    square = beta2 * tl.load(v + at, mask=inside) + rest2 * g * g
+    mean = decay1.to(tl.float32) * tl.load(m + at, mask=inside) + rest1 * g
+    square = decay2.to(tl.float32) * tl.load(v + at, mask=inside) + rest2 * g * g
     tl.store(m + at, mean, mask=inside)
     tl.store(v + at, square, mask=inside)
-    step = lr * tl.div_rn(mean, tl.sqrt_rn(square + eps))
+    small = tl.load(eps).to(tl.float32)
+    step = tl.load(lr).to(tl.float32) * tl.div_rn(mean, tl.sqrt_rn(square + small))
     new = tl.load(w + at, mask=inside) - step
     tl.store(w + at, new, mask=inside)
     if LOW_PRECISION:

@@ -36,7 +36,7 @@ from fedsift.engine.processes.messages import (
 from fedsift.engine.scoring import Score, num_chunks, total_score
 from fedsift.errors import Diverged, WorkerDied
 from fedsift.task import Task
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 TIMEOUT = timedelta(minutes=15)
 """A rank that is silent for this long counts as lost. A rank that ends is noticed immediately."""
@@ -242,7 +242,7 @@ class Follower:
     def answer(self, message: Message) -> None:
         """Train or score, and send the results."""
         if message.fields["do"] == "score":
-            (w,) = broadcast(self.empty_state())
+            (w,) = broadcast(self.empty_vector("w"))
             Message({"scores": score_share(self.trainer, w)}).send(self.channel)
             return
         job, layout, name = self.receive_job(message), self.task.layout, self.algorithm.name
@@ -252,14 +252,15 @@ class Follower:
     def receive_job(self, message: Message) -> Job:
         """Return the job that a message of rank 0 begins."""
         round, clients = message.fields["round"], tuple(message.fields["clients"])
-        state = Moments(*broadcast(*(self.empty_state() for _ in range(3))))
+        names = self.algorithm.state
+        state = State.of(names, broadcast(*(self.empty_vector(name) for name in names)))
         memory: dict[int, dict[str, Tensor]] = {n: {} for n in clients}
         for key, x in message.tensors.items():
             n, name = key.split("/")
             memory[int(n)][name] = x.to(state.w.device)
         return Job(round, self.algorithm.phase(round), state, clients, memory)
 
-    def empty_state(self) -> Tensor:
-        """Return memory for one of W, M and V."""
-        device = self.task.clients[0][0].device
-        return torch.empty(self.task.layout.d, dtype=self.task.layout.dtype, device=device)
+    def empty_vector(self, name: str) -> Tensor:
+        """Return memory for one vector of the state."""
+        device, layout = self.task.clients[0][0].device, self.task.layout
+        return torch.empty(layout.length(name), dtype=layout.dtype, device=device)

@@ -17,7 +17,7 @@ from fedsift.engine.client import Trainer
 from fedsift.engine.contract import Job
 from fedsift.engine.processes.messages import Message, failure_message, result_to_message
 from fedsift.task import Task
-from fedsift.vector import Moments
+from fedsift.vector import State
 
 PR_SET_PDEATHSIG = 1
 """The Linux option that sends a signal to a process when its parent ends."""
@@ -97,7 +97,7 @@ class Worker:
         raise ValueError(f"unknown request {message.fields}")
 
     def _train(self, client: int, memory: Mapping[str, Tensor]) -> Message:
-        state = Moments(**self.tensors)
+        state = State(**self.tensors)
         phase = self.algorithm.phase(self.round)
         job = Job(self.round, phase, state, (client,), {client: memory})
         result = self.trainer.train(job, client)
