@@ -152,6 +152,20 @@ def test_scaffolds_server_variate_is_the_mean_of_the_clients(problem):
     close(c, np.mean(cs, axis=0))
 
 
+def test_a_clients_variate_is_the_mean_gradient_of_its_last_round(problem):
+    seen = [[] for _ in range(CLIENTS)]
+
+    def recorded(n):
+        return lambda w: seen[n].append(problem.gradients[n](w)) or seen[n][-1]
+
+    gradients = [recorded(n) for n in range(CLIENTS)]
+    _, _, cs = scaffold(
+        gradients, [1.0] * CLIENTS, problem.w0.numpy(), COHORTS, local_steps=STEPS, lr=0.01
+    )
+    for c_n, of_client, steps in zip(cs, seen, STEPS, strict=True):
+        close(c_n, np.mean(of_client[-steps:], axis=0))
+
+
 def test_scaffold_reaches_the_optimum_of_unlike_clients_and_fedavg_does_not(problem):
     steps = [5] * CLIENTS
     gradients = [gradient(optimum(problem)) for gradient in problem.gradients]
@@ -432,11 +446,11 @@ def test_two_values_share_a_level():
     close(four_levels(np.array([1.0, 4.0])), [2.5, 2.5])
 
 
-def sparseloco(problem, tensors, density=1.0, decay=0.9, cohorts=COHORTS):
+def sparseloco(problem, tensors, density=1.0, decay=0.9, cohorts=COHORTS, outer_lr=0.8):
     return sparseloco_four_levels(
         *data(problem), cohorts, tensors=tensors,
-        density=density, decay=decay, outer_lr=0.8, local_steps=3, lr=0.02, beta1=0.9, beta2=0.99,
-        eps=1e-6,
+        density=density, decay=decay, outer_lr=outer_lr, local_steps=3, lr=0.02, beta1=0.9,
+        beta2=0.99, eps=1e-6,
     )  # fmt: skip
 
 
@@ -451,3 +465,9 @@ def test_sparseloco_forgets_nothing_that_its_levels_say_exactly(problem):
 def test_sparseloco_sends_the_density_of_each_tensor(problem):
     moved = sparseloco(problem, [2, 4], 0.5, cohorts=[[1]]) != problem.w0.numpy()
     assert (np.count_nonzero(moved[:2]), np.count_nonzero(moved[2:])) == (1, 2)
+
+
+def test_the_outer_step_scales_sparselocos_first_round(problem):
+    w0 = problem.w0.numpy()
+    one, half = (sparseloco(problem, [D], cohorts=[[0, 3]], outer_lr=lr) for lr in (1.0, 0.5))
+    close(half - w0, 0.5 * (one - w0))
