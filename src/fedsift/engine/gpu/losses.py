@@ -1,0 +1,50 @@
+"""The losses of all clients in a stack at given weights, for methods that need no gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fedsift.engine.gpu.gradients import FlatBuffers, can_vmap, client_losses
+from fedsift.engine.gpu.stacked_task import StackedTask
+
+
+class PointLosses(FlatBuffers):
+    """Losses without autograd. The weights are in the layout's own order."""
+
+    def __init__(self, task: StackedTask, rows: Tensor) -> None:
+        super().__init__(task, len(rows))
+        self.network = task.network
+        self.can_vmap = self.network is None and can_vmap(task, rows)
+
+    @torch.no_grad()
+    def losses(self, points: Iterable[Tensor], rows: Tensor) -> Tensor:
+        """Return the losses ``(clients, points)``, and add up their means."""
+        flat = rows.view(-1)
+        selected = (x.index_select(0, flat) for x in (self.task.data, self.task.labels))
+        data, labels = (x.view(*rows.shape, *x.shape[1:]) for x in selected)
+        losses = torch.stack([self.losses_at(w, data, labels) for w in points], dim=-1)
+        self.buffers.loss += losses.mean(-1)
+        return losses
+
+    def losses_at(self, w: Tensor, data: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of each client at its own weights ``(clients, d)``."""
+        if self.network is not None:
+            from fedsift.engine.gpu.network import UnsupportedModel
+
+            try:
+                output = self.task.network_outputs(self.network, w, data)
+                return client_losses(self.task.task.loss, output, labels).to(w)
+            except UnsupportedModel:
+                self.network = None
+        self.task.task.model.train()
+        if self.can_vmap:
+            return torch.vmap(self._loss)(w, data, labels).to(w)
+        rows = zip(w, data, labels, strict=True)
+        return torch.stack([self._loss(*row) for row in rows]).to(w)
+
+    def _loss(self, w: Tensor, data: Tensor, labels: Tensor) -> Tensor:
+        output = self.task.model_output(self.task.parameters(w), data)
+        return self.task.task.loss(output, labels)
