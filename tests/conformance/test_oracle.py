@@ -60,7 +60,8 @@ def test_ten_rounds_agree_to_ten_digits(name, seed):
     W, M, V, *model = getattr(oracle, name)(
         problem.gradients, problem.sizes, problem.w0.numpy(), 10, **settings
     )
-    expected = (W, M, V, *(model or [W]))
+    known = {"w": W, "m": M, "v": V}
+    expected = [*(known[name] for name in result.state.names), *(model or [W])]
     for ours, theirs in zip((*result.state, result.weights), expected, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-10)
 
