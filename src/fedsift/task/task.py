@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsift.seeding import stream
+from fedsift.task.samples import Data, DatasetItems, device_of, size_of
 from fedsift.vector import Layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Data = tuple[Tensor, Tensor]
+Transform = Callable[[Any], Any]
 
 
 class RemoteClients(Sequence[Data]):
@@ -37,7 +39,11 @@ class RemoteClients(Sequence[Data]):
 
 @dataclass(frozen=True)
 class Task:
-    """A model, a loss and the clients' data, independent of the method that trains it."""
+    """A model, a loss and the clients' data, independent of the method that trains it.
+
+    ``transform`` is applied to the inputs of each training batch. ``num_workers`` processes fetch
+    the items of Datasets ahead of their use; with 0, the training process fetches them.
+    """
 
     model: nn.Module
     loss: Loss
@@ -46,15 +52,26 @@ class Task:
     batch_size: int | None
     seed: int
     layout: Layout
+    transform: Transform | None = None
+    num_workers: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the clients' data."""
+        return device_of(self.clients[0])
+
+    def is_live(self, client: int) -> bool:
+        """Whether a client's batches are made anew at every use: fetched or transformed."""
+        return self.transform is not None or isinstance(self.clients[client], DatasetItems)
 
     def weight(self, client: int) -> int:
         """Return the client's mini-batch size |D̃ₙ|, its weight in the mean."""
-        size = len(self.clients[client][0])
+        size = size_of(self.clients[client])
         return size if self.batch_size is None else min(self.batch_size, size)
 
     def batches(self, round: int, client: int, steps: int) -> NDArray[np.int64] | None:
         """Return a random sample of rows for each step; None if each batch is the whole set."""
-        size, batch = len(self.clients[client][0]), self.weight(client)
+        size, batch = size_of(self.clients[client]), self.weight(client)
         if batch == size:
             return None
         return sample_without_replacement(self.batch_uniforms(round, client, steps), size)

@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsift.engine.gpu.stacked_task import StackedTask
 from fedsift.task import Loss
+from fedsift.task.samples import Tree, map_tree, select_rows
 from fedsift.vector import Moments
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class LayerGradients:
         from fedsift.engine.gpu.channels_last import ChannelsLastLayout
 
         layout = ChannelsLastLayout(task.task.layout)
-        like = torch.empty(0, dtype=task.task.layout.dtype, device=task.data.device)
+        like = torch.empty(0, dtype=task.task.layout.dtype, device=task.device)
         self.buffers = buffers = StackBuffers(like, clients, layout.length, task.dtype)
         self.task, self.network = task, network
         self.pack, self.unpack = layout.pack, layout.unpack
@@ -111,7 +112,7 @@ class FlatBuffers:
 
     def __init__(self, task: StackedTask, clients: int) -> None:
         layout = task.task.layout
-        like = torch.empty(0, dtype=layout.dtype, device=task.data.device)
+        like = torch.empty(0, dtype=layout.dtype, device=task.device)
         self.task, self.buffers = task, StackBuffers(like, clients, layout.d, layout.dtype)
 
     def pack(self, stack: Tensor, out: Tensor) -> None:
@@ -130,15 +131,17 @@ class VmapGradients(FlatBuffers):
         """Set the gradients to those of the given rows of the data, and add up the losses."""
         task, flat = self.task.task, rows.view(-1)
         task.model.train()
-        selected = (x.index_select(0, flat) for x in (self.task.data, self.task.labels))
-        data, labels = (x.view(*rows.shape, *x.shape[1:]) for x in selected)
+        selected = (select_rows(x, flat) for x in (self.task.data, self.task.labels))
+        data, labels = (
+            map_tree(lambda x: x.view(*rows.shape, *x.shape[1:]), tree) for tree in selected
+        )
         parameters = task.layout.unflatten(self.buffers.x.w)
         gradients, losses = torch.vmap(grad_and_value(self._loss))(parameters, data, labels)
         pieces = [gradients[name].flatten(1) for name in task.layout.names]
         torch.cat(pieces, 1, out=self.buffers.gradient)
         self.buffers.loss += losses
 
-    def _loss(self, parameters: dict[str, Tensor], data: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, parameters: dict[str, Tensor], data: Tree, labels: Tree) -> Tensor:
         """Return one client's loss."""
         return self.task.task.loss(self.task.model_output(parameters, data), labels)
 
@@ -163,7 +166,7 @@ class StreamGradients(FlatBuffers):
 
     def __init__(self, task: StackedTask, clients: int) -> None:
         super().__init__(task, clients)
-        self.streams = [new_stream() for _ in range(STREAMS)] if task.data.is_cuda else []
+        self.streams = [new_stream() for _ in range(STREAMS)] if task.device.type == "cuda" else []
 
     def compute(self, rows: Tensor) -> None:
         """Set the gradients to those of the given rows of the data, and add up the losses."""
@@ -183,8 +186,7 @@ class StreamGradients(FlatBuffers):
     def _compute_client(self, place: int, rows: Tensor) -> None:
         """Write one client's gradient and loss to its row of the buffers."""
         task, w = self.task.task, self.buffers.x.w[place]
-        data = self.task.data.index_select(0, rows)
-        labels = self.task.labels.index_select(0, rows)
+        data, labels = select_rows(self.task.data, rows), select_rows(self.task.labels, rows)
         parameters = {n: p.detach().requires_grad_() for n, p in self.task.parameters(w).items()}
         task.model.train()
         loss = task.loss(self.task.model_output(parameters, data), labels)

@@ -16,6 +16,7 @@ from fedsift.engine.gpu.gradients import (
     new_stream,
 )
 from fedsift.engine.gpu.stacked_task import StackedTask
+from fedsift.task.samples import Tree
 from fedsift.vector import Moments
 
 WARM_UP_STEPS = 3
@@ -26,8 +27,8 @@ class GraphStep:
     """A method's local step for a fixed number of clients and batch size."""
 
     def __init__(self, task: StackedTask, step: Step, clients: int, batch: int) -> None:
-        self.rows = torch.zeros(clients, batch, dtype=torch.int64, device=task.data.device)
-        self.step = step
+        self.rows = torch.zeros(clients, batch, dtype=torch.int64, device=task.device)
+        self.task, self.step = task, step
         self.gradients, self.graph = self._prepare(task)
 
     @property
@@ -51,6 +52,11 @@ class GraphStep:
             self._take(self.gradients)
         else:
             self.graph.replay()
+
+    def take_batch(self, x: Tree, y: Tree) -> None:
+        """Take one step on the clients' batches, given end to end, of a task of such batches."""
+        self.task.load(x, y)
+        self.take(torch.arange(self.rows.numel(), device=self.rows.device).view_as(self.rows))
 
     def end(self) -> Moments:
         """Return a copy of the clients' state. The next stack overwrites the buffers."""

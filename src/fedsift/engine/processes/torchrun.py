@@ -261,5 +261,5 @@ class Follower:
 
     def empty_state(self) -> Tensor:
         """Return memory for one of W, M and V."""
-        device = self.task.clients[0][0].device
-        return torch.empty(self.task.layout.d, dtype=self.task.layout.dtype, device=device)
+        layout = self.task.layout
+        return torch.empty(layout.d, dtype=layout.dtype, device=self.task.device)
