@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsift.algorithms import Algorithm, fedadam_ssm
+from fedsift.algorithms import Algorithm, fedadam_ssm, for_rounds
 from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Forked, Stacked, Task
 from fedsift.engine.gpu.stacked import PRECISIONS
@@ -124,7 +124,7 @@ def simulate(
         model,
         clients,
         test,
-        algorithm or fedadam_ssm(),
+        for_rounds(check_algorithm(algorithm or fedadam_ssm()), rounds),
         Options(
             batch_size, participation, dropout, min_clients, wire, loss, seed, device, precision,
             max_norm_ratio,
@@ -179,11 +179,7 @@ def prepare(
 ) -> Federation:
     """Check the arguments, move the data to the device, and return a federation ready to run."""
     check_clients(clients, test)
-    if not isinstance(algorithm, Algorithm):
-        raise ValueError(
-            "algorithm must be made by a function of fedsift.algorithms, such as fedadam_ssm(), "
-            f"got {algorithm!r}"
-        )
+    check_algorithm(algorithm)
     options.check(len(clients))
     device = chosen_device(options.device)
     local = [_to(pair, device) for pair in clients]
@@ -203,6 +199,16 @@ def prepare(
         wire=WIRES[options.wire],
         max_norm_ratio=options.max_norm_ratio,
     )
+
+
+def check_algorithm(algorithm: Any) -> Algorithm:
+    """Return an algorithm; refuse anything else."""
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            "algorithm must be made by a function of fedsift.algorithms, such as fedadam_ssm(), "
+            f"got {algorithm!r}"
+        )
+    return algorithm
 
 
 def check_clients(clients: Sequence[Data], test: Data | None) -> None:
