@@ -129,10 +129,10 @@ def test_a_user_model_is_imported_from_the_current_directory_and_seeded():
 
 
 BAD_FACTORIES = {
-    "no_such_module:small": "No module named 'no_such_module'; give package.module:factory",
+    "no_such_module:small": "No module named 'no_such_module'; give package.module:function",
     "my_models:absent": "no attribute 'absent'",
     "my_models:": "no attribute ''",
-    ":small": "package.module:factory",
+    ":small": "package.module:function",
     "my_broken:small": "No module named 'no_such_library'",
     "my_models:number": "got int, not torch.nn.Module",
     "my_models:for_other_data": "fails on samples of shape 1x8x8",

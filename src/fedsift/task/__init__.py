@@ -1,0 +1,29 @@
+"""The learning task: a model, a loss and the clients' data, apart from how they are trained.
+
+- ``task.py``: the task and the batches of its clients
+- ``checks.py``: checks of a model and its data before training starts
+- ``user_code.py``: functions of the user's own modules
+"""
+
+from fedsift.task.checks import check_model, check_task
+from fedsift.task.task import (
+    Data,
+    Loss,
+    RemoteClients,
+    Task,
+    all_finite,
+    has_hooks,
+    sample_without_replacement,
+)
+
+__all__ = [
+    "Data",
+    "Loss",
+    "RemoteClients",
+    "Task",
+    "all_finite",
+    "check_model",
+    "check_task",
+    "has_hooks",
+    "sample_without_replacement",
+]
