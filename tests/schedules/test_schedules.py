@@ -1,6 +1,8 @@
 """Schedules: their values, their text, and the training that follows them."""
 
+import tomllib
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ from torch.optim import SGD, lr_scheduler
 import fedsift
 import oracle
 from fedsift import algorithms, schedules
+from fedsift.algorithms.settings import written
 from fedsift.engine import Forked, Reference, Stacked
 from fedsift.engine.processes import forked
+from fedsift.runs.config import RunConfig
 from fedsift.schedules import (
     constant,
     cosine,
@@ -234,6 +238,22 @@ def test_values_out_of_range_are_refused_before_training(settings, said):
 def test_a_fixed_setting_is_no_schedule():
     with pytest.raises(ValueError, match=r"warmup_rounds must be .* in all rounds"):
         algorithms.sift(warmup_rounds=constant(3))
+
+
+def test_a_function_is_found_again_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "rates_of_mine.py").write_text("def halved(round):\n    return 0.5**round\n")
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig.from_values({"algorithm": "fedsgd", "lr": "rates_of_mine:halved"})
+    assert config.make_algorithm().phase(3).step.lr == 0.125
+    again = RunConfig.from_values(tomllib.loads(config.toml()))
+    assert again.flat() == config.flat()
+    assert again.flat()["lr"] == "rates_of_mine:halved"
+
+
+@pytest.mark.parametrize("lr", [lambda round: 0.1, partial(pow, 0.5), type("Own", (), {})])
+def test_a_function_without_a_name_is_not_written_to_a_file(lr):
+    with pytest.raises(ValueError, match="cannot be restored from a file"):
+        written(lr)
 
 
 def test_schedules_are_described():

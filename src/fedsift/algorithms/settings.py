@@ -18,7 +18,8 @@ from types import NoneType
 from typing import Annotated, Any, NamedTuple, get_args
 
 from fedsift.errors import ConfigError
-from fedsift.schedules import describe, parse_schedule
+from fedsift.schedules import Schedule, describe, parse_schedule
+from fedsift.task.user_code import import_function
 
 Value = float | int | bool | str | None
 """The value of a setting in one round."""
@@ -180,7 +181,7 @@ in round 30 of ...
             ) from None
 
     def read(self, given: GivenSetting) -> GivenSetting:
-        """Return a setting as it may be written in a file: schedules are text.
+        """Return a setting from its form in a file, where a schedule is text.
 
         >>> DeclaredSetting("lr", float, 0.1, Setting("")).read("cosine(0.1)")
         cosine(start=0.1, end=0.0, rounds=None)
@@ -189,10 +190,16 @@ in round 30 of ...
             return given
         if self.is_optional and given == NONE:
             return None
-        if not self.may_vary or "(" not in given:
+        if not self.may_vary:
             return given  # the check refuses it
+        if "(" in given:
+            return self.read_schedule(given)
+        return import_function(f"schedule of {self.name}", given) if ":" in given else given
+
+    def read_schedule(self, text: str) -> Schedule:
+        """Return the schedule in a text; name the setting in the error if there is none."""
         try:
-            return parse_schedule(given)
+            return parse_schedule(text)
         except ValueError as problem:
             raise ConfigError(f"{self.name.replace('_', '-')} = {problem}") from None
 
@@ -225,11 +232,28 @@ def parts_of(annotation: Any) -> Iterator[Any]:
 
 
 def written(given: GivenSetting) -> float | int | bool | str:
-    """Return a setting as it is written to a file: schedules as text, None as ``none``.
+    """Return a setting as it is written to a file; :meth:`DeclaredSetting.read` is the inverse.
 
     >>> written(0.1), written(None), written(parse_schedule("constant(1)"))
     (0.1, 'none', 'constant(value=1.0)')
+    >>> written(lambda round: 1 / round)
+    Traceback (most recent call last):
+    ...
+    fedsift.errors.ConfigError: the schedule ...:<lambda> cannot be restored from a file: ...
     """
-    if callable(given):
-        return describe(given)
-    return NONE if given is None else given
+    if not callable(given):
+        return NONE if given is None else given
+    text = describe(given)
+    if not isinstance(given, Schedule) and not is_importable(text):
+        raise ConfigError(
+            f"the schedule {text} cannot be restored from a file: use one of fedsift.schedules, or "
+            "a function with a name, at the top level of a module"
+        )
+    return text
+
+
+def is_importable(text: str) -> bool:
+    """Whether ``module:function`` names a function that another program can import."""
+    module, _, name = text.partition(":")
+    found = getattr(sys.modules.get(module), name, None)
+    return module != "__main__" and callable(found) and not isinstance(found, type)
