@@ -495,7 +495,7 @@ BAD_FLAGS = {
     "lr infinite": (["--lr", "inf"], ["lr", "positive number"]),
     "lr not a number": (["--lr", "fast"], ["lr", "positive number", "'fast'"]),
     "lr not a schedule": (["--lr", "exp(1)"], ["lr", "unknown schedule 'exp'"]),
-    "lr below 0 at last": (["--lr", "linear(1, -1)"], ["lr", "in round 30 of linear"]),
+    "lr below 0 in a schedule": (["--lr", "constant(-1)"], ["lr", "got -1.0 in round 1"]),
     "beta1 1": (["--beta1", "1"], ["beta1", "[0, 1)"]),
     "eps 0": (["--eps", "0"], ["eps", "positive"]),
     "local-steps 0": (["--local-steps", "0"], ["local-steps", "at least 1"]),
