@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsift.algorithms import Algorithm, fedadam_ssm
+from fedsift.algorithms import Algorithm, fedadam_ssm, for_rounds
 from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Forked, Stacked, Task
 from fedsift.engine.gpu.stacked import PRECISIONS
@@ -135,7 +135,7 @@ def simulate(
         model,
         clients,
         test,
-        algorithm or fedadam_ssm(),
+        for_rounds(check_algorithm(algorithm or fedadam_ssm()), rounds),
         Options(
             batch_size, participation, dropout, min_clients, wire, loss, seed, device, precision,
             max_norm_ratio, transform, num_workers,
@@ -192,11 +192,7 @@ def prepare(
     options: Options,
 ) -> Federation:
     """Check the arguments, move the data to the device, and return a federation ready to run."""
-    if not isinstance(algorithm, Algorithm):
-        raise ValueError(
-            "algorithm must be made by a function of fedsift.algorithms, such as fedadam_ssm(), "
-            f"got {algorithm!r}"
-        )
+    check_algorithm(algorithm)
     if not len(clients):
         raise ValueError("clients is empty: pass the data of at least one client")
     options.check(len(clients))
@@ -226,6 +222,16 @@ def prepare(
         wire=WIRES[options.wire],
         max_norm_ratio=options.max_norm_ratio,
     )
+
+
+def check_algorithm(algorithm: Any) -> Algorithm:
+    """Return an algorithm; refuse anything else."""
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            "algorithm must be made by a function of fedsift.algorithms, such as fedadam_ssm(), "
+            f"got {algorithm!r}"
+        )
+    return algorithm
 
 
 def engine_for(task: Task, algorithm: Algorithm, precision: str) -> Engine:

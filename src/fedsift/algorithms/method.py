@@ -12,7 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fedsift.algorithms.settings import GivenSetting
 from fedsift.codec.update import Part, Parts, Role, dense, moments, sparse
+from fedsift.schedules import describe
 from fedsift.selection.difference import Difference
 from fedsift.vector import Layout, Moments
 
@@ -173,10 +175,11 @@ class Algorithm:
     server_memory: tuple[str, ...] = ()
     model: Model = global_weights
     name: str = ""
-    settings: Mapping[str, float | int] = field(default_factory=dict)
+    settings: Mapping[str, GivenSetting] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{key}={value}" for key, value in self.settings.items())
+        shown = {k: describe(x) if callable(x) else repr(x) for k, x in self.settings.items()}
+        settings = ", ".join(f"{key}={value}" for key, value in shown.items())
         return f"{self.name.replace('-', '_')}({settings})"
 
 
