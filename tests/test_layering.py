@@ -10,6 +10,7 @@ import fedsift
 
 ROWS = (
     ("errors", "seeding"),
+    ("schedules",),
     ("vector",),
     ("adam",),
     ("optim",),

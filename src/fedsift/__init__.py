@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedsift.errors import Diverged, RenamedModules, explain_renamed
 
 if TYPE_CHECKING:
-    from fedsift import advise, algorithms, codec, data, models, theory
+    from fedsift import advise, algorithms, codec, data, models, schedules, theory
     from fedsift.optim import Adam
     from fedsift.simulation import Result, simulate
     from fedsift.vector import Layout, State
@@ -32,6 +32,7 @@ __all__ = [
     "codec",
     "data",
     "models",
+    "schedules",
     "simulate",
     "theory",
 ]

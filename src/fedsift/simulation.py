@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsift.algorithms import Algorithm, fedadam_ssm
+from fedsift.algorithms import Algorithm, fedadam_ssm, for_rounds
 from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Forked, Stacked, Task
 from fedsift.engine.gpu.stacked import PRECISIONS
@@ -24,7 +24,8 @@ from fedsift.federation.memories import OnDisk, SlotFile
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import RoundReport, Snapshot
-from fedsift.task import Data, Loss, check_model, check_task
+from fedsift.task import Loss, Transform, check_model, check_task
+from fedsift.task.samples import as_data
 from fedsift.vector import Layout, State
 
 Record = dict[str, Any]
@@ -53,8 +54,8 @@ class Result:
 
 def simulate(
     model: nn.Module,
-    clients: Sequence[Data],
-    test: Data | None = None,
+    clients: Sequence[Any],
+    test: Any = None,
     algorithm: Algorithm | None = None,
     rounds: int = 30,
     batch_size: int | None = 64,
@@ -67,6 +68,8 @@ def simulate(
     device: str | torch.device = "cpu",
     precision: str = "fp32",
     max_norm_ratio: float | None = MAX_NORM_RATIO,
+    transform: Transform | None = None,
+    num_workers: int = 0,
     on_round: Callable[[Record], None] | None = None,
 ) -> Result:
     """Train a model on clients that share updates but not data.
@@ -76,9 +79,11 @@ def simulate(
     model
         Any module. Training starts from its current parameters and does not change them.
     clients
-        One pair (x, y) of tensors per client.
+        The data of each client: a pair (x, y) of tensors, NumPy arrays, or nested dicts and tuples
+        of them, or a map-style torch ``Dataset``, whose items are fetched at every use. A dict x is
+        passed to the model as ``model(**x)``, a tuple as ``model(*x)``.
     test
-        A pair (x, y) on which accuracy and loss are measured after each round.
+        Data in the same formats, on which accuracy and loss are measured after each round.
     algorithm
         A method from ``fedsift.algorithms``; by default FedAdam-SSM with the paper's settings.
     rounds
@@ -106,6 +111,12 @@ def simulate(
         Reject an update if the L2 norm of its W is more than this many times the usual norm in this
         and recent rounds. The limit for M is twice that, for V the square of the limit for M.
         0 or None disables the bound.
+    transform
+        Applied to the inputs of each training batch, on the device: ``transform(x)``. Random
+        transforms are seeded by round, client and step.
+    num_workers
+        Processes that fetch the items of Datasets ahead of their use; 0 fetches them in the
+        training process. Results do not depend on this number.
     on_round
         Called with the metrics of each round.
 
@@ -124,10 +135,10 @@ def simulate(
         model,
         clients,
         test,
-        algorithm or fedadam_ssm(),
+        for_rounds(check_algorithm(algorithm or fedadam_ssm()), rounds),
         Options(
             batch_size, participation, dropout, min_clients, wire, loss, seed, device, precision,
-            max_norm_ratio,
+            max_norm_ratio, transform, num_workers,
         ),
     )  # fmt: skip
     history: list[Record] = []
@@ -154,6 +165,8 @@ class Options:
     device: str | torch.device
     precision: str = "fp32"
     max_norm_ratio: float | None = MAX_NORM_RATIO
+    transform: Transform | None = None
+    num_workers: int = 0
 
     def check(self, clients: int) -> None:
         """Check that every option is valid for this number of clients."""
@@ -168,30 +181,37 @@ class Options:
             raise ValueError(f"precision {self.precision} needs a GPU; use fp32 on {self.device}")
         _check_choice("wire", self.wire, WIRES)
         _check_whole("seed", self.seed, at_least=0)
+        _check_whole("num_workers", self.num_workers, at_least=0)
 
 
 def prepare(
     model: nn.Module,
-    clients: Sequence[Data],
-    test: Data | None,
+    clients: Sequence[Any],
+    test: Any,
     algorithm: Algorithm,
     options: Options,
 ) -> Federation:
     """Check the arguments, move the data to the device, and return a federation ready to run."""
-    check_clients(clients, test)
-    if not isinstance(algorithm, Algorithm):
-        raise ValueError(
-            "algorithm must be made by a function of fedsift.algorithms, such as fedadam_ssm(), "
-            f"got {algorithm!r}"
-        )
+    check_algorithm(algorithm)
+    if not len(clients):
+        raise ValueError("clients is empty: pass the data of at least one client")
     options.check(len(clients))
+    check_model(model)
     device = chosen_device(options.device)
-    local = [_to(pair, device) for pair in clients]
-    trained = copy.deepcopy(model).to(device)
-    check_model(trained, local[0][0][:2])
-    tested = None if test is None else _to(test, device)
     layout = algorithm.layout_for(Layout.of(model))
-    task = Task(trained, options.loss, local, tested, options.batch_size, options.seed, layout)
+    local = [as_data(f"client {n}", data, device, layout.dtype) for n, data in enumerate(clients)]
+    tested = None if test is None else as_data("the test set", test, device, layout.dtype)
+    task = Task(
+        copy.deepcopy(model).to(device),
+        options.loss,
+        local,
+        tested,
+        options.batch_size,
+        options.seed,
+        layout,
+        options.transform,
+        options.num_workers,
+    )
     check_task(task)
     return Federation(
         task,
@@ -205,19 +225,19 @@ def prepare(
     )
 
 
-def check_clients(clients: Sequence[Data], test: Data | None) -> None:
-    """Check that every client's data, and the test set, is a pair of tensors of equal length."""
-    if not clients:
-        raise ValueError("clients is empty: pass at least one pair (x, y)")
-    for n, pair in enumerate(clients):
-        _check_data(f"client {n}", pair)
-    if test is not None:
-        _check_data("the test set", test)
+def check_algorithm(algorithm: Any) -> Algorithm:
+    """Return an algorithm; refuse anything else."""
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            "algorithm must be made by a function of fedsift.algorithms, such as fedadam_ssm(), "
+            f"got {algorithm!r}"
+        )
+    return algorithm
 
 
 def engine_for(task: Task, algorithm: Algorithm, precision: str) -> Engine:
     """Return the fastest engine for the device of the task's tensors."""
-    if task.clients[0][0].is_cuda:
+    if task.device.type == "cuda":
         return Stacked(task, algorithm, precision)
     return Forked(task, algorithm)
 
@@ -275,11 +295,6 @@ def finite_or_none(x: float | None) -> float | None:
     return x if x is not None and math.isfinite(x) else None
 
 
-def _to(pair: Data, device: str | torch.device) -> tuple[Tensor, Tensor]:
-    x, y = pair
-    return x.to(device), y.to(device)
-
-
 def chosen_device(device: str | torch.device) -> str | torch.device:
     """Return the device to train on; ``auto`` selects CUDA if it is available."""
     if device == "auto":
@@ -291,25 +306,6 @@ def chosen_device(device: str | torch.device) -> str | torch.device:
             "and pass device='cuda'"
         )
     return device
-
-
-def _check_data(name: str, pair: Any) -> None:
-    is_sequence = isinstance(pair, Sequence) and len(pair) == 2
-    if not is_sequence or not all(isinstance(part, Tensor) for part in pair):
-        raise ValueError(
-            f"{name} must be a pair of tensors (x, y), got {_type_names(pair)}; convert arrays "
-            "with torch.from_numpy, a Dataset with fedsift.data.from_dataset"
-        )
-    x, y = pair
-    if len(x) != len(y):
-        raise ValueError(f"{name} has {len(x)} samples and {len(y)} labels")
-    if len(x) == 0:
-        raise ValueError(f"{name} has no samples")
-
-
-def _type_names(x: object) -> str:
-    inner = ", ".join(_type_names(each) for each in x) if isinstance(x, tuple | list) else ""
-    return f"({inner})" if inner else type(x).__name__
 
 
 def _check_choice(name: str, value: str, choices: Collection[str]) -> None:

@@ -1,12 +1,13 @@
 """Settings are declared in a method's signature; everything else reads them from there."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 
 from fedsift.algorithms import METHODS, Setting, describe, find, method, settings_of
-from fedsift.algorithms.settings import SHARE
+from fedsift.algorithms.settings import COUNT, SHARE, written
+from fedsift.runs.config import RunConfig
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +72,69 @@ def test_a_method_declares_its_own_setting():
         },
         {"name": "rounds", "type": "int", "default": 3, "range": "a finite number", "help": ""},
     ]
+
+
+Epochs = Annotated[int, Setting("Passes over the local data", COUNT)]
+Server = Annotated[Literal["adam", "yogi"], Setting("The server's optimizer")]
+
+
+def choosy():
+    @method("choosy")
+    def made(
+        server: Server = "yogi",
+        nesterov: bool = True,
+        epochs: Epochs | None = None,
+        label="plain",
+    ):
+        return METHODS["fedsgd"]()
+
+    return made
+
+
+def test_settings_may_be_names_booleans_or_left_out():
+    made = choosy()
+    assert repr(made()) == "choosy(server='yogi', nesterov=True, epochs=None, label='plain')"
+    given = {"server": "adam", "nesterov": False, "epochs": 3, "label": "other"}
+    assert made(**given).settings == given
+    described = {s["name"]: s for s in METHODS["choosy"].describe()["settings"]}
+    assert [s["type"] for s in described.values()] == ["str", "bool", "int", "str"]
+    assert described["server"]["range"] == "one of: adam, yogi"
+    assert described["epochs"]["default"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"server": "sgd"}, "server must be one of: adam, yogi, got 'sgd'"),
+        ({"server": None}, "server must be one of: adam, yogi, got None"),
+        ({"server": lambda round: "adam"}, "server must be one of: adam, yogi in all rounds"),
+        ({"nesterov": 1}, "nesterov must be true or false, got 1"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
+        ({"epochs": "none"}, "epochs must be a whole number of at least 1, got 'none'"),
+        ({"label": 3}, "label must be text, got 3"),
+    ],
+)
+def test_names_and_booleans_are_checked(given, said):
+    with pytest.raises(ValueError, match=said):
+        choosy()(**given)
+
+
+def test_all_kinds_of_settings_are_read_from_their_text():
+    made = choosy()
+    given = {"server": "adam", "nesterov": False, "epochs": None, "label": "cosine(1)"}
+    config = RunConfig.from_values({"algorithm": "choosy", **given, "epochs": "none"})
+    assert config.make_algorithm().settings == given
+    found = {key: config.flat()[key] for key in given}
+    assert found == {key: written(x) for key, x in given.items()} == {**given, "epochs": "none"}
+    assert RunConfig.from_values({**config.flat(), "epochs": "constant(2)"}).make_algorithm()
+    assert made(epochs=lambda round: round).settings["epochs"](3) == 3
+
+
+def test_a_setting_without_a_default_must_be_given():
+    @method("strict")
+    def strict(mu: float):
+        return METHODS["fedsgd"]()
+
+    with pytest.raises(ValueError, match="strict needs the setting 'mu'"):
+        RunConfig.from_values({"algorithm": "strict"})
+    assert RunConfig.from_values({"algorithm": "strict", "mu": 0.5}).flat()["mu"] == 0.5

@@ -84,7 +84,7 @@ def calibration_task(config: RunConfig) -> Task:
     parts = partition_indices(config.partition, labels, config.clients, config.seed, config.theta)
     clients = [(x[rest[part]], y[rest[part]]) for part in parts]
     model = build(config.model, dataset.shape, config.seed, dataset.dtype)
-    check_model(model, x[:2])
+    check_model(model)
     check_output(model, dataset, config.model)
     batch = config.batch_size or None
     return Task(

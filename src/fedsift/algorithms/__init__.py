@@ -16,7 +16,15 @@ from fedsift.algorithms.fedadamw import fedadamw
 from fedsift.algorithms.fedsgd import fedsgd
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, StepContext, always
 from fedsift.algorithms.onebit_adam import onebit_adam
-from fedsift.algorithms.registry import METHODS, Method, describe, find, method, settings_of
+from fedsift.algorithms.registry import (
+    METHODS,
+    Method,
+    describe,
+    find,
+    for_rounds,
+    method,
+    settings_of,
+)
 from fedsift.algorithms.settings import Setting
 from fedsift.algorithms.sift import sift
 from fedsift.algorithms.sparse_fedsgd import sparse_fedsgd
@@ -43,6 +51,7 @@ __all__ = [
     "fedadamw",
     "fedsgd",
     "find",
+    "for_rounds",
     "method",
     "onebit_adam",
     "settings_of",

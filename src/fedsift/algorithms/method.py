@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsift.algorithms.settings import GivenSetting
 from fedsift.codec.update import PAYLOADS, ROLES, Part, Parts, Role, by_role, dense, sparse
+from fedsift.schedules import describe
 from fedsift.selection.difference import Difference
 from fedsift.task import NumSteps, Task
 from fedsift.vector import MOMENTS, Layout, State
@@ -328,7 +330,7 @@ class Algorithm:
     state: tuple[str, ...] = MOMENTS
     lengths: Mapping[str, Length] = field(default_factory=dict)
     name: str = ""
-    settings: Mapping[str, float | int] = field(default_factory=dict)
+    settings: Mapping[str, GivenSetting] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known = [role for role in ROLES if role in self.state]
@@ -339,7 +341,8 @@ class Algorithm:
             )
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{key}={value}" for key, value in self.settings.items())
+        shown = {k: describe(x) if callable(x) else repr(x) for k, x in self.settings.items()}
+        settings = ", ".join(f"{key}={value}" for key, value in shown.items())
         return f"{self.name.replace('-', '_')}({settings})"
 
     def layout_for(self, layout: Layout) -> Layout:

@@ -24,7 +24,9 @@ from fedsift.codec.update import Parts, dense, residual_after
 from fedsift.codec.values import Sign
 from fedsift.vector import State
 
-WarmupRounds = Annotated[int, Setting("Rounds of FedAdam before the compression starts", COUNT)]
+WarmupRounds = Annotated[
+    int, Setting("Rounds of FedAdam before the compression starts", COUNT, fixed=True)
+]
 
 
 @method("onebit-adam", label="1-bit Adam", color="#b07c00")

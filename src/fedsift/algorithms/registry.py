@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, get_type_hints
 
-from fedsift.algorithms.method import Algorithm
-from fedsift.algorithms.settings import DeclaredSetting
+from fedsift.algorithms.method import Algorithm, Phase
+from fedsift.algorithms.settings import DeclaredSetting, GivenSetting, Value
+from fedsift.errors import ConfigError
+from fedsift.schedules import Schedule
 
 P = ParamSpec("P")
 
@@ -41,10 +43,37 @@ class Method:
         bound = inspect.signature(self.make).bind(*args, **kwargs)
         bound.apply_defaults()
         given = {key: self.settings[key].checked(x) for key, x in bound.arguments.items()}
-        made = self.make(**given)
+        made = self.in_round(given, 1)
+        if any(map(callable, given.values())):
+            made = replace(made, phase=self.varying_phase(given, made))
+        return replace(made, name=self.name, settings=given)
+
+    def in_round(self, given: Mapping[str, GivenSetting], round: int) -> Algorithm:
+        """Make the algorithm with the values that the settings have in a round."""
+        made = self.make(**{key: self.settings[key].at(x, round) for key, x in given.items()})
         if not isinstance(made, Algorithm):
             raise TypeError(f"the method {self.name!r} must return an Algorithm, not {made!r}")
-        return replace(made, name=self.name, settings=given)
+        return made
+
+    def varying_phase(
+        self, given: Mapping[str, GivenSetting], first: Algorithm
+    ) -> Callable[[int], Phase]:
+        """Return the phase of each round for settings of which some are schedules.
+
+        Rounds with the same values share their algorithm.
+        """
+
+        @functools.lru_cache(maxsize=8)
+        def algorithm(values: tuple[tuple[str, Value], ...]) -> Algorithm:
+            made = self.in_round(dict(values), 1)
+            require_same_memory(first, made, values)
+            return made
+
+        def phase(round: int) -> Phase:
+            values = {key: self.settings[key].at(x, round) for key, x in given.items()}
+            return algorithm(tuple(values.items())).phase(round)
+
+        return phase
 
     def describe(self) -> dict[str, Any]:
         """Everything about the method as plain data that JSON can hold."""
@@ -112,7 +141,49 @@ def find(name: str) -> Method:
     return METHODS[name]
 
 
-def settings_of(name: str) -> dict[str, float | int]:
+def for_rounds(algorithm: Algorithm, rounds: int) -> Algorithm:
+    """Return an algorithm for a run with this many rounds, which its schedules may depend on.
+
+    Schedules are checked for the last round.
+
+    >>> import fedsift.algorithms
+    >>> from fedsift.schedules import cosine
+    >>> for_rounds(fedsift.algorithms.fedsgd(lr=cosine(0.1, 0.01)), rounds=50)
+    fedsgd(local_steps=30, lr=cosine(start=0.1, end=0.01, rounds=50))
+    """
+    schedules = {key: x for key, x in algorithm.settings.items() if callable(x)}
+    if not schedules:
+        return algorithm
+    method = find(algorithm.name)
+    bound = {k: x.over(rounds) if isinstance(x, Schedule) else x for k, x in schedules.items()}
+    made = method(**{**algorithm.settings, **bound})
+    for key, schedule in bound.items():
+        method.settings[key].at(schedule, rounds)
+    return replace(algorithm, phase=made.phase, settings=made.settings)
+
+
+def require_own_rounds(algorithm: Algorithm) -> None:
+    """Refuse schedules that depend on the number of rounds but are not told it."""
+    for key, schedule in algorithm.settings.items():
+        if isinstance(schedule, Schedule) and schedule.over(1) != schedule:
+            raise ConfigError(
+                f"{key} = {schedule!r} needs its number of rounds, so that the server and the "
+                "clients use the same: pass rounds="
+            )
+
+
+def require_same_memory(first: Algorithm, made: Algorithm, values: Iterable[Any]) -> None:
+    """Refuse settings that change, from one round to another, what is remembered."""
+    parts = ("state", "client_memory", "server_memory", "lengths")
+    if any(getattr(first, part) != getattr(made, part) for part in parts):
+        given = ", ".join(f"{key}={value}" for key, value in values)
+        raise ConfigError(
+            f"with {given}, the method would remember other things than in round 1: "
+            "the setting that decides this cannot be a schedule"
+        )
+
+
+def settings_of(name: str) -> dict[str, Value]:
     """Return a method's settings and their defaults, by name.
 
     >>> import fedsift.algorithms

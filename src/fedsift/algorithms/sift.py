@@ -65,7 +65,10 @@ Clip = Annotated[
     ),
 ]
 WarmupRounds = Annotated[
-    int, Setting("Rounds in which the bound on gradients rises to clip, in four steps", COUNT)
+    int,
+    Setting(
+        "Rounds in which the bound on gradients rises to clip, in four steps", COUNT, fixed=True
+    ),
 ]
 Average = Annotated[
     float,

@@ -13,6 +13,8 @@ import typer
 
 from fedsift.cli.catalog import catalog
 
+Value = float | int | bool | str | None
+"""The value of a setting of a method."""
 TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 DEFAULTS: Mapping[str, Any] = {key: about["default"] for key, about in catalog()["run"].items()}
 """The defaults of ``fedsift run``."""
@@ -89,9 +91,9 @@ def method_parameters() -> Iterator[Parameter]:
         for setting in method["settings"]:
             uses.setdefault(setting["name"], {})[method["name"]] = setting
     for name, by_method in sorted(uses.items(), key=lambda item: -len(item[1])):
-        kind = TYPES[next(iter(by_method.values()))["type"]]
+        kind = next(iter(by_method.values()))["type"]
         default = default_text({method: x["default"] for method, x in by_method.items()})
-        yield option_parameter(name, kind, setting_help(by_method), default, METHOD_PANEL)
+        yield setting_parameter(name, kind, setting_help(by_method), default)
 
 
 def setting_help(by_method: Mapping[str, Mapping[str, Any]]) -> str:
@@ -109,16 +111,67 @@ def setting_help(by_method: Mapping[str, Mapping[str, Any]]) -> str:
     return " ".join(f"{', '.join(methods)}: {text}" for text, methods in methods_by_text.items())
 
 
-def default_text(by_method: Mapping[str, float]) -> str:
+def default_text(by_method: Mapping[str, Value]) -> str:
     """Return the most common default of a setting, then the methods with another.
 
     >>> default_text({"fedadam": 0.001, "fedsgd": 0.001, "onebit-adam": 0.0001})
     '0.001; onebit-adam: 0.0001'
     """
-    values = list(by_method.values())
+    shown = {method: shown_value(value) for method, value in by_method.items()}
+    values = list(shown.values())
     common = max(values, key=values.count)
-    others = [f"{method}: {value}" for method, value in by_method.items() if value != common]
-    return "; ".join([str(common), *others])
+    others = [f"{method}: {value}" for method, value in shown.items() if value != common]
+    return "; ".join([common, *others])
+
+
+def shown_value(value: Value) -> str:
+    """Return a setting's value as it is written on the command line.
+
+    >>> [shown_value(value) for value in (0.001, None, True)]
+    ['0.001', 'none', 'true']
+    """
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+class SettingText(click.ParamType):  # type: ignore[type-arg]
+    """A setting of a method: a number, or a text such as ``cosine(0.1)``, which is read later."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def convert(self, value: Any, param: Any, context: Any) -> Value:
+        """Return a number if the text is one, else true, false or the text."""
+        if self.name == "true|false" and value in ("true", "false"):
+            return bool(value == "true")
+        if self.name == "text":
+            return str(value)
+        for kind in (int, float):
+            try:
+                return kind(value)
+            except ValueError:
+                pass
+        return str(value)
+
+
+SETTING_TYPES = {
+    "int": SettingText("integer"),
+    "float": SettingText("float"),
+    "bool": SettingText("true|false"),
+    "str": SettingText("text"),
+}
+
+
+def setting_parameter(name: str, kind: str, text: str, default: str) -> Parameter:
+    """Return an optional keyword parameter for a setting of a method."""
+    option = typer.Option(
+        f"--{name.replace('_', '-')}",
+        help=text,
+        show_default=default,
+        rich_help_panel=METHOD_PANEL,
+        click_type=SETTING_TYPES[kind],
+    )
+    annotation = Annotated[str | None, option]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def option_parameter(

@@ -26,7 +26,7 @@ from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
 from fedsift.models import MODELS, build
 from fedsift.simulation import Options, prepare
-from fedsift.task import Data
+from fedsift.task.samples import TensorPair, first_samples
 from fedsift.vector import State
 
 CLIENTS, STEPS, BATCH = 20, 30, 64
@@ -119,7 +119,7 @@ def federation_for(name: str, device: str, precision: str) -> Federation:
     )
 
 
-def samples(number: int, shape: tuple[int, ...], draw: torch.Generator) -> Data:
+def samples(number: int, shape: tuple[int, ...], draw: torch.Generator) -> TensorPair:
     """Draw random images of ten classes, or random characters and their successors."""
     if len(shape) == 1:
         text = torch.randint(0, len(ALPHABET), (number, 1 + shape[0]), generator=draw)
@@ -226,7 +226,12 @@ def settle(device: str) -> None:
 def work_of(name: str, federation: Federation) -> tuple[float, float]:
     """Return the floating-point operations of a round, and the bytes its optimizer moves."""
     model = build(name, MODELS[name].shape, seed=0)
-    flops = CLIENTS * STEPS * BATCH * flops_of(model, federation.task.clients[0][0][:1].cpu())
+    flops = (
+        CLIENTS
+        * STEPS
+        * BATCH
+        * flops_of(model, first_samples(federation.task.clients[0], 1)[0].cpu())
+    )
     layout = federation.task.layout
     traffic = CLIENTS * STEPS * ADAM_TRAFFIC * layout.d * layout.dtype.itemsize
     return float(flops), float(traffic)

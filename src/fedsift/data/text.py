@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedsift.task import Data, Loss
+from fedsift.task import Loss
+from fedsift.task.samples import TensorPair
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 """A character's code is its position in this string; other characters become question marks."""
@@ -53,8 +54,8 @@ class Document:
 class TextSamples:
     """Samples ``(n, CONTEXT)`` with the next characters, and each training sample's document."""
 
-    train: Data
-    test: Data
+    train: TensorPair
+    test: TensorPair
     documents: Tensor
 
 

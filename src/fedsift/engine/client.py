@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedsift.algorithms.method import Context, LocalUpdate, Memory, StepContext, checked_message
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.update import Update
+from fedsift.engine.batches import LiveBatches
 from fedsift.engine.contract import ClientResult, Job
 from fedsift.engine.cpu.batch_last import use_batch_last
 from fedsift.engine.cpu.recorded import has_recorded_format, read_stages, record
@@ -23,7 +24,8 @@ from fedsift.engine.memory_format import channels_last, is_callable_with
 from fedsift.engine.scoring import Score, chunk_of_test_set, score_output
 from fedsift.errors import Diverged
 from fedsift.seeding import torch_seed
-from fedsift.task import Data, Task, all_finite
+from fedsift.task import NumSteps, Task, all_finite
+from fedsift.task.samples import Pair, Tree, call_model, num_samples, pair_of, select_rows
 from fedsift.vector import State
 
 
@@ -37,6 +39,8 @@ class Trained(NamedTuple):
 
 LocalSteps = Callable[[Task, Job, int, State], Trained]
 """A client's local training: (task, job, client, start) to its end."""
+Batch = tuple[Tree, Tree, Tensor | None]
+"""Inputs, labels, and the rows of them to use; None uses all."""
 
 
 @contextmanager
@@ -77,12 +81,9 @@ def step_context(task: Task, round: int, start: State, memory: Memory) -> StepCo
     )
 
 
-def select_rows(data: Tensor, labels: Tensor, rows: Tensor | None) -> Data:
+def selected(data: Tree, labels: Tree, rows: Tensor | None) -> Pair:
     """Return the given rows of a client's data; all if there are none given."""
-    if rows is None:
-        return data, labels
-    rows = rows.to(data.device)
-    return data.index_select(0, rows), labels.index_select(0, rows)
+    return (data, labels) if rows is None else (select_rows(data, rows), select_rows(labels, rows))
 
 
 def diverged_client(client: int) -> Diverged:
@@ -99,7 +100,7 @@ class Trainer:
     """Trains clients one after another, with the model's parameters as views of one vector."""
 
     def __init__(self, task: Task) -> None:
-        self.task = task
+        self.task, self.live = task, LiveBatches(task)
         self.w = task.layout.read(task.model)
         self.gradient = torch.zeros_like(self.w)
         self.model = self.bound_model()
@@ -123,80 +124,89 @@ class Trainer:
 
     def local_steps(self, job: Job, client: int, start: State) -> Trained:
         """Take L steps from the start, each on its own mini-batch."""
-        task, phase = self.task, job.phase
-        data, labels = task.clients[client]
-        batches = task.batches(job.round, client, phase.local_steps)
-        all_rows = None if batches is None else torch.from_numpy(batches).contiguous()
-        x, step, total = start.map(torch.clone), fused(phase.step, start.w), 0.0
-        steps, memory = task.num_steps(client, phase.local_steps), job.memory[client]
+        task, phase, memory = self.task, job.phase, job.memory[client]
+        x, step, losses = start.map(torch.clone), fused(phase.step, start.w), []
         context = step_context(task, job.round, start, memory)
         self.model.train()
         with torch.random.fork_rng(devices=[]):
             # Without a GPU, seed only the CPU's generator: seeding all devices takes a millisecond.
-            seed = torch.manual_seed if data.is_cuda else torch.default_generator.manual_seed
+            seed = torch.manual_seed if self.w.is_cuda else torch.default_generator.manual_seed
             seed(torch_seed(task.seed, "layers", job.round, client))
-            for number in range(steps):
-                rows = None if all_rows is None else all_rows[number]
+            for batch in self.batches(job.round, client, phase.local_steps):
                 context.advance()
                 if phase.points is None:
-                    total += self.differentiate(x.w[0], data, labels, rows)
+                    losses.append(self.differentiate(x.w[0], *batch))
                     # A copy, because a method may keep it and the next step overwrites the buffer.
                     observed = self.gradient[None].clone()
                 else:
-                    observed = self.losses_at(phase.points(x, context), data, labels, rows)
-                    total += float(observed.mean())
+                    observed = self.losses_at(phase.points(x, context), *batch)
+                    losses.append(float(observed.mean()))
                 step(x, observed, x.w, context)
-        return Trained(x, context.memory if context.was_read("memory") else memory, total / steps)
+        memory = context.memory if context.was_read("memory") else memory
+        return Trained(x, memory, sum(losses) / len(losses))
 
     @torch.no_grad()
     def losses_at(
-        self, points: Iterable[Tensor], data: Tensor, labels: Tensor, rows: Tensor | None
+        self, points: Iterable[Tensor], data: Tree, labels: Tree, rows: Tensor | None
     ) -> Tensor:
         """Return the losses ``(1, points)`` of a mini-batch at the given weights."""
-        data, labels = select_rows(data, labels, rows)
+        data, labels = selected(data, labels, rows)
         losses = []
         for point in points:
             self.w.copy_(point[0])
             losses.append(self.task.loss(self.output(data), labels).to(self.w))
         return torch.stack(losses)[None]
 
+    def batches(self, round: int, client: int, steps: NumSteps) -> Iterator[Batch]:
+        """Yield the batch of each step, as samples with the rows to use, or all if None."""
+        task = self.task
+        if task.is_live(client):
+            for x, y in self.live.of_clients(round, (client,), steps):
+                yield x, y, None
+            return
+        x, y = pair_of(task.clients[client])
+        drawn = task.batches(round, client, steps)
+        all_rows = None if drawn is None else torch.from_numpy(drawn).contiguous()
+        for number in range(task.num_steps(client, steps)):
+            yield x, y, None if all_rows is None else all_rows[number]
+
     def differentiate(
-        self, w: Tensor, data: Tensor, labels: Tensor, rows: Tensor | None = None
+        self, w: Tensor, data: Tree, labels: Tree, rows: Tensor | None = None
     ) -> float:
         """Set the gradient to ∇f(w, batch) and return f. The batch is the given rows, or all."""
         self.w.copy_(w)
-        batch = len(data) if rows is None else len(rows)
+        batch = num_samples(data) if rows is None else len(rows)
         if has_recorded_format(data, labels) and (network := self.recorded(data.shape[1:], batch)):
             loss = network(data, labels, torch.arange(batch) if rows is None else rows)
             if loss is not None:
                 return loss
-        return self.backpropagate(*select_rows(data, labels, rows))
+        return self.backpropagate(*selected(data, labels, rows))
 
-    def backpropagate(self, data: Tensor, labels: Tensor) -> float:
+    def backpropagate(self, data: Tree, labels: Tree) -> float:
         """Set the gradient and return the loss by autograd, for any model and loss."""
         self.gradient.zero_()
         loss = self.task.loss(self.output(data), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
-    def output(self, data: Tensor) -> Tensor:
+    def output(self, data: Tree) -> Any:
         """Return the model's output, with images in the fastest memory format that it accepts."""
         if not self.is_format_checked:
             self._check_format(data)
         return self._call(data)
 
-    def _check_format(self, data: Tensor) -> None:
+    def _check_format(self, data: Tree) -> None:
         """Return to the default memory format if the model accepts no other."""
         self.is_format_checked = True
         if not is_callable_with(self._call, data):
             self.model = self.bound_model().train(self.model.training)
             self.is_batch_last = self.is_channels_last = False
 
-    def _call(self, data: Tensor) -> Tensor:
+    def _call(self, data: Tree) -> Any:
         """Return the model's output, with images in the current memory format."""
-        is_converted = data.dim() == 4 and self.is_channels_last
-        output: Tensor = self.model(channels_last(data) if is_converted else data)
-        return output
+        is_image = isinstance(data, Tensor) and data.dim() == 4
+        is_converted = is_image and self.is_channels_last
+        return call_model(self.model, channels_last(data) if is_converted else data)
 
     @torch.no_grad()
     def score(self, w: Tensor, chunk: int) -> Score:

@@ -7,7 +7,17 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fedsift.seeding import torch_seed
 from fedsift.task import Data, Loss, Task
+from fedsift.task.samples import (
+    DatasetItems,
+    Pair,
+    Tree,
+    first_samples,
+    map_tree,
+    num_samples,
+    size_of,
+)
 
 Score = tuple[int | None, float]
 """The number of correct labels and the sum of losses. The number is None where accuracy is
@@ -19,20 +29,24 @@ CHUNK = 1000
 
 def num_chunks(task: Task) -> int:
     """Return the number of chunks of the test set."""
-    return 0 if task.test is None else -(-len(task.test[0]) // CHUNK)
+    return 0 if task.test is None else -(-size_of(task.test) // CHUNK)
 
 
-def chunk_of_test_set(task: Task, chunk: int) -> Data:
+def chunk_of_test_set(task: Task, chunk: int, size: int = CHUNK) -> Pair:
     """Return one chunk of the test set."""
     assert task.test is not None
+    first = chunk * size
+    last = min(first + size, size_of(task.test))
+    if isinstance(task.test, DatasetItems):
+        seed = torch_seed(task.seed, "test items", first)
+        return task.test.fetch_to_device(range(first, last), seed)
     x, y = task.test
-    rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
-    return x[rows], y[rows]
+    return map_tree(lambda t: t[first:last], x), map_tree(lambda t: t[first:last], y)
 
 
-def score_output(task: Task, output: Any, labels: Tensor) -> Score:
+def score_output(task: Task, output: Any, labels: Tree) -> Score:
     """Return the number of correct labels and the sum of losses for a model's output."""
-    loss = float(task.loss(output, labels)) * len(labels)
+    loss = float(task.loss(output, labels)) * num_samples(labels)
     is_correct = correct_labels(output, labels, class_axis(task.loss))
     return (None if is_correct is None else int(is_correct.sum())), loss
 
@@ -42,7 +56,7 @@ def class_axis(loss: Loss) -> int:
     return 1 if loss is cross_entropy else -1
 
 
-def correct_labels(output: Any, labels: Tensor, axis: int = -1) -> Tensor | None:
+def correct_labels(output: Any, labels: Tree, axis: int = -1) -> Tensor | None:
     """Return which labels are predicted; None if they are not classes, one per argmax.
 
     >>> correct_labels(torch.tensor([[0.1, 0.9]]), torch.tensor([1]))
@@ -52,7 +66,9 @@ def correct_labels(output: Any, labels: Tensor, axis: int = -1) -> Tensor | None
     >>> correct_labels(torch.tensor([[0.3]]), torch.tensor([1])) is None
     True
     """
-    if not isinstance(output, Tensor) or labels.is_floating_point() or output.dim() <= max(axis, 0):
+    if not isinstance(output, Tensor) or not isinstance(labels, Tensor):
+        return None
+    if labels.is_floating_point() or output.dim() <= max(axis, 0):
         return None
     if output.shape[axis] == 1:  # one logit, as for a binary cross-entropy: its argmax is always 0
         return None
@@ -65,5 +81,15 @@ def total_score(task: Task, scores: list[Score]) -> tuple[float | None, float | 
     if task.test is None:
         return None, None
     correct = [number for number, _ in scores if number is not None]
-    accuracy = sum(correct) / task.test[1].numel() if len(correct) == len(scores) else None
-    return accuracy, sum(loss for _, loss in scores) / len(task.test[0])
+    accuracy = sum(correct) / num_labels(task.test) if len(correct) == len(scores) else None
+    return accuracy, sum(loss for _, loss in scores) / size_of(task.test)
+
+
+def num_labels(data: Data) -> int:
+    """Return the number of labels of a test set: of its samples, or of their positions.
+
+    >>> num_labels((torch.zeros(3, 5), torch.zeros(3, 2)))
+    6
+    """
+    _, y = first_samples(data, 1)
+    return size_of(data) * int(y.numel())

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from logging import ERROR, WARNING
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Message
@@ -41,25 +42,28 @@ from fedsift.federation.round import apply_broadcast, run_id
 from fedsift.federation.snapshot import state_from
 from fedsift.flower.protocol import TrainReply, TrainRequest
 from fedsift.flower.store import NO_RECEIPT, ClientState, ClientStore, receipt_of
-from fedsift.task import Data, Loss, RemoteClients, Task, check_model
+from fedsift.task import Loss, RemoteClients, Task, Transform, check_model
+from fedsift.task.samples import DatasetItems, as_data, size_of
 from fedsift.vector import Layout, State
 
 AppConfig = dict[str, bool | float | int | str]
 """The run config of a Flower app."""
 MakeAlgorithm = Callable[[AppConfig], Algorithm]
-Train = Callable[[nn.Module, torch.optim.Optimizer, Data, ConfigRecord], float]
-"""Your own training loop: (model, optimizer, data, config) -> mean loss. The optimizer is a
+Train = Callable[[nn.Module, torch.optim.Optimizer, Any, ConfigRecord], float]
+"""Your own training loop: (model, optimizer, data, config) -> mean loss. The data is a pair (x, y)
+of tensors, or your Dataset. The optimizer is a
 :class:`fedsift.Adam` that holds the global moments. The config is the server's ``train_config`` and
 the round, as ``server-round``."""
 
 
 def client_app(
     make_model: Callable[[], nn.Module],
-    load_data: Callable[[int, int], Data],
+    load_data: Callable[[int, int], Any],
     algorithm: Algorithm | MakeAlgorithm,
     *,
     train: Train | None = None,
     loss: Loss = nn.functional.cross_entropy,
+    transform: Transform | None = None,
     state_dir: Path | None = None,
 ) -> ClientApp:
     """Return a Flower ClientApp that trains with a fedsift algorithm.
@@ -69,19 +73,21 @@ def client_app(
     make_model
         Returns the model. Its parameters are replaced by the server's.
     load_data
-        Returns the client's data, a pair of tensors (x, y), given the node's ``partition-id`` and
-        ``num-partitions``.
+        Returns the client's data, given the node's ``partition-id`` and ``num-partitions``: a pair
+        (x, y) of tensors, NumPy arrays, or nested dicts and tuples of them, or a torch ``Dataset``.
     algorithm
         The algorithm of the server, or a function that makes it from the app's run config.
     train
         Your own training loop. By default the algorithm's local steps are taken.
     loss
         Returns a scalar, given the model's output and y.
+    transform
+        Applied to the inputs of each training batch; not used by ``train``.
     state_dir
         Folder for the client's state between rounds; by default ``fedsift`` in Flower's folder.
 
     """
-    trainer = ClientTrainer(make_model, load_data, algorithm, train, loss, state_dir)
+    trainer = ClientTrainer(make_model, load_data, algorithm, train, loss, transform, state_dir)
     app = ClientApp()
 
     @app.train()
@@ -97,10 +103,11 @@ class ClientTrainer:
     """Answers train requests, with the arguments of :func:`client_app`."""
 
     make_model: Callable[[], nn.Module]
-    load_data: Callable[[int, int], Data]
+    load_data: Callable[[int, int], Any]
     algorithm: Algorithm | MakeAlgorithm
     train: Train | None
     loss: Loss
+    transform: Transform | None
     state_dir: Path | None
 
     def reply_to(self, message: Message, context: NodeContext) -> TrainReply:
@@ -132,7 +139,7 @@ class ClientTrainer:
         check_request(request, algorithm, layout)
         task = Task(
             model, self.loss, RemoteClients(clients, {}), None, request.batch_size or None,
-            request.seed, layout,
+            request.seed, layout, self.transform,
         )  # fmt: skip
         store = ClientStore(self.folder() / request.run.hex() / f"client-{client}")
         stored = store.load(layout)
@@ -143,11 +150,11 @@ class ClientTrainer:
         if client not in request.cohort:
             store.save(layout, stored)
             return TrainReply(client, "absent")
-        data = RemoteClients(clients, {client: self.load_data(client, clients)})
-        task = replace(task, clients=data)
+        local = as_data("the client", self.load_data(client, clients), "cpu", layout.dtype)
+        task = replace(task, clients=RemoteClients(clients, {client: local}))
         loss, frame, stored = train_and_encode(request, algorithm, task, client, stored, steps)
         store.save(layout, stored)
-        return TrainReply(client, "update", loss, len(data[client][0]), frame=frame)
+        return TrainReply(client, "update", loss, size_of(local), frame=frame)
 
     def make_algorithm(self, config: AppConfig) -> Algorithm:
         """Return the algorithm, made from the app's run config if it is given as a function."""
@@ -221,7 +228,9 @@ def custom_steps(
     parameters = (p for p in task.model.parameters() if p.requires_grad)
     optimizer = Adam(parameters, **asdict(job.phase.step))
     optimizer.load_moments(x.m[0], x.v[0])
-    loss = train(task.model, optimizer, task.clients[client], config)
+    data = task.clients[client]
+    given = data.dataset if isinstance(data, DatasetItems) else data
+    loss = train(task.model, optimizer, given, config)
     m, v = optimizer.moments()
     end = x.replace(w=task.layout.read(task.model), m=m, v=v)
     trained = end.map(lambda t: t[None].to(x.w) if t.dim() == 1 else t)

@@ -12,7 +12,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedsift.runs.config import RunConfig
-from fedsift.task import Data
+from fedsift.task import RemoteClients, Task
+from fedsift.task.samples import TensorPair
 
 TIMEOUT_SECONDS = 600.0
 
@@ -52,7 +53,6 @@ def server() -> ServerApp:
         from fedsift.flower.arrays import arrays_of, vector_from_arrays
         from fedsift.flower.strategy import FedSift
         from fedsift.models import build
-        from fedsift.task import RemoteClients, Task
         from fedsift.vector import Layout
 
         config = config_of(context)
@@ -100,7 +100,7 @@ def client() -> ClientApp:
         config = config_of(context)
         dataset = load(config.dataset)
 
-        def load_data(partition: int, partitions: int) -> Data:
+        def load_data(partition: int, partitions: int) -> TensorPair:
             x, y = dataset.train
             rows = partition_indices(
                 config.partition, dataset.labels, partitions, config.seed, config.theta

@@ -13,6 +13,7 @@ from flwr.supercore import log
 from torch import Tensor, nn
 
 from fedsift.algorithms.method import Algorithm
+from fedsift.algorithms.registry import require_own_rounds
 from fedsift.federation.cohort import check_cohort
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import MAX_SAMPLES
@@ -94,6 +95,7 @@ class FedSift(Strategy):
             )
         check_cohort(clients, participation, min_clients)
         check_max_norm_ratio(max_norm_ratio)
+        require_own_rounds(algorithm)
         if enough is not None and not max(1, min_clients) <= enough <= clients:
             least = max(1, min_clients)
             raise ValueError(f"enough must be from {least} to {clients}, or None, got {enough}")

@@ -11,20 +11,22 @@ from typing import Any
 import tomli_w
 import torch
 
-from fedsift.algorithms import METHODS, Algorithm, find, settings_of
+from fedsift.algorithms import METHODS, Algorithm, Method, find, for_rounds
+from fedsift.algorithms.settings import GivenSetting, written
 from fedsift.data import DATASETS, shape_of
 from fedsift.errors import ConfigError, require_choice
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
 from fedsift.models import MODELS, default_model
 from fedsift.simulation import chosen_device
 
-Setting = float | int
 DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """The configuration of a run; ``settings`` holds those of the algorithm (lr, density, …).
+
+    A setting may be a schedule, or its text as in a TOML file.
 
     >>> RunConfig.from_values({"algorithm": "fedsgd", "lr": 0.1}).settings
     {'lr': 0.1}
@@ -47,7 +49,7 @@ class RunConfig:
     device: str = "auto"
     precision: str = "fp32"
     tensorboard: bool = False
-    settings: Mapping[str, Setting] = field(default_factory=dict)
+    settings: Mapping[str, GivenSetting] = field(default_factory=dict)
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> RunConfig:
@@ -60,8 +62,8 @@ class RunConfig:
         config.check_names()
         if config.model == "auto":
             config = replace(config, model=default_model(shape_of(config.dataset)))
-        config.make_algorithm()
         config.check_numbers()
+        config.make_algorithm()
         return config
 
     def check_names(self) -> None:
@@ -93,15 +95,23 @@ class RunConfig:
     def flat(self) -> dict[str, Any]:
         """Return every key with its value, including the algorithm's defaults."""
         common = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
-        return {**common, **self.make_algorithm().settings}
+        settings = self.make_algorithm().settings
+        return {**common, **{key: written(value) for key, value in settings.items()}}
 
     def toml(self) -> str:
         """Return the TOML file that reproduces this run."""
         return tomli_w.dumps(self.flat())
 
     def make_algorithm(self) -> Algorithm:
-        """Create the algorithm with its settings."""
-        known = settings_of(self.algorithm)
+        """Create the algorithm with its settings, and its schedules for the number of rounds."""
+        method = find(self.algorithm)
+        self.check_settings(method)
+        given = {key: method.settings[key].read(value) for key, value in self.settings.items()}
+        return for_rounds(method(**given), self.rounds)
+
+    def check_settings(self, method: Method) -> None:
+        """Refuse settings that the method does not have, and require those without a default."""
+        known = method.settings
         for key in self.settings:
             if key not in known:
                 raise ConfigError(
@@ -109,7 +119,9 @@ class RunConfig:
                     f"{', '.join(map(_flag, known))} (and every run: "
                     f"{', '.join(_flag(f.name) for f in fields(self) if f.name != 'settings')})"
                 )
-        return find(self.algorithm)(**self.settings)
+        for key, setting in known.items():
+            if setting.is_required and key not in self.settings:
+                raise ConfigError(f"{self.algorithm} needs the setting {_flag(key)!r}")
 
     def torch_device(self) -> str:
         """Return the device to train on: cpu or cuda."""

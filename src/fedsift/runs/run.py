@@ -99,7 +99,7 @@ class RestoredRun:
 
 def restore_run(folder: RunFolder, federation: Federation) -> RestoredRun:
     """Load the latest checkpoint, or the initial state; drop the metrics of later rounds."""
-    device = str(federation.task.clients[0][0].device)
+    device = str(federation.task.device)
     found = load_checkpoint(folder, federation, device)
     checkpoint = found or Checkpoint(initial_snapshot(federation, folder.memory_file), 0.0)
     return RestoredRun(checkpoint, found is not None, rewind(folder, checkpoint.snapshot.round))

@@ -198,8 +198,9 @@ def take(numbers: Iterator[int], count: int) -> list[int]:
 
 def labels_of(task: Task) -> list[list[int]] | None:
     """Return the number of samples of each class on each client; None without class labels."""
-    labels = [y for _, y in task.clients]
-    if any(y.is_floating_point() or y.dim() != 1 for y in labels):
+    # The labels of a Dataset are unknown without fetching every item.
+    labels: list[Any] = [data[1] if isinstance(data, tuple) else None for data in task.clients]
+    if any(not isinstance(y, Tensor) or y.is_floating_point() or y.dim() != 1 for y in labels):
         return None
     all_labels = torch.cat(labels).cpu()
     sizes = torch.tensor([len(y) for y in labels])

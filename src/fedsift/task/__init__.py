@@ -1,18 +1,20 @@
 """The learning task: a model, a loss and the clients' data, apart from how they are trained.
 
 - ``task.py``: the task and the batches of its clients
+- ``samples.py``: a client's samples, in every format that is accepted
 - ``checks.py``: checks of a model and its data before training starts
 - ``user_code.py``: functions of the user's own modules
 """
 
 from fedsift.task.checks import check_model, check_task
+from fedsift.task.samples import Data
 from fedsift.task.task import (
-    Data,
     Epochs,
     Loss,
     NumSteps,
     RemoteClients,
     Task,
+    Transform,
     all_finite,
     has_hooks,
     sample_without_replacement,
@@ -25,6 +27,7 @@ __all__ = [
     "NumSteps",
     "RemoteClients",
     "Task",
+    "Transform",
     "all_finite",
     "check_model",
     "check_task",

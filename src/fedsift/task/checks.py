@@ -11,13 +11,21 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parameter import is_lazy
 
-from fedsift.task.task import Data, Task, all_finite
+from fedsift.task.samples import (
+    Data,
+    Tree,
+    call_model,
+    device_of,
+    first_samples,
+    map_tree,
+    sample_shapes,
+    seeded_random,
+)
+from fedsift.task.task import Task, all_finite
 
 
-def check_model(model: nn.Module, sample: Tensor | None = None) -> None:
+def check_model(model: nn.Module) -> None:
     """Raise ValueError for a model that cannot be trained by averaging its parameters.
-
-    With a sample, the model is also run once to see whether training changes its buffers.
 
     >>> check_model(nn.Sequential(nn.BatchNorm1d(2)))
     Traceback (most recent call last):
@@ -38,29 +46,13 @@ def check_model(model: nn.Module, sample: Tensor | None = None) -> None:
                 f"layer {name!r} keeps running statistics, which cannot be averaged over clients: "
                 "use GroupNorm, or track_running_stats=False"
             )
-    if sample is not None and any(True for _ in model.buffers()):
-        _check_buffers(model, sample)
-
-
-def _check_buffers(model: nn.Module, sample: Tensor) -> None:
-    """Raise ValueError if a forward pass in training mode changes a buffer."""
-    tried = copy.deepcopy(model).train()
-    with torch.random.fork_rng(), torch.no_grad():
-        _one_line_errors(lambda: tried(sample), f"the model fails on {_describe(sample)}")
-    before = dict(model.named_buffers())
-    for name, buffer in tried.named_buffers():
-        if not torch.equal(buffer, before[name]):
-            raise ValueError(
-                f"training changes the buffer {name!r}, which is not a parameter: "
-                "it would stay on the client and not be averaged"
-            )
 
 
 def check_task(task: Task) -> None:
     """Raise ValueError if the model or the loss cannot be computed on the data.
 
-    Both are tried on two samples of the first client and of the test set. The class labels of all
-    clients are checked.
+    Both are tried on two samples of the first client, of each client whose samples have another
+    shape, and of the test set. The class labels of all clients are checked.
 
     >>> from fedsift.vector import Layout
     >>> x, y = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
@@ -70,27 +62,45 @@ def check_task(task: Task) -> None:
     ...
     ValueError: client 0 has the label 2, but the model's output has 2 classes: ...
     """
-    model = copy.deepcopy(task.model)
-    output = _try_samples("client 0", task, task.clients[0], model.train())
-    for client, (_, labels) in enumerate(task.clients):
-        _check_labels(f"client {client}", task, labels, output)
+    model, tried, output = copy.deepcopy(task.model).train(), set(), None
+    for client, data in enumerate(task.clients):
+        name = f"client {client}"
+        shapes = sample_shapes(data) if isinstance(data, tuple) else ()
+        if shapes not in tried:
+            output = _try_samples(name, task, data, model)
+            tried.add(shapes)
+        if isinstance(data, tuple):
+            _check_labels(name, task, data[1], output)
+    _check_buffers(task.model, model)
     if task.test is not None:
         _try_samples("the test set", task, task.test, model.eval())
 
 
+def _check_buffers(before: nn.Module, after: nn.Module) -> None:
+    """Raise ValueError if a forward pass in training mode has changed a buffer."""
+    old = dict(before.named_buffers())
+    for name, buffer in after.named_buffers():
+        if not torch.equal(buffer, old[name]):
+            raise ValueError(
+                f"training changes the buffer {name!r}, which is not a parameter: "
+                "it would stay on the client and not be averaged"
+            )
+
+
 def _try_samples(owner: str, task: Task, data: Data, model: nn.Module) -> object:
     """Return the model's output for two samples. Raise ValueError if it or the loss fails."""
-    x, y = (part[:2] for part in data)
-    samples, labels = _describe(x), f"labels of shape {tuple(y.shape)} and dtype {y.dtype}"
-    if x.is_floating_point() and x.dtype != task.layout.dtype:
-        samples += f" (the model's parameters are {task.layout.dtype})"
-    elif x.shape[1:] != (first := task.clients[0][0]).shape[1:]:
-        samples += f" (those of client 0 have shape {tuple(first.shape[1:])})"
-    if task.loss is cross_entropy and not y.is_floating_point() and y.dtype != torch.int64:
-        labels += " (cross-entropy needs class labels of torch.int64: convert them with y.long())"
-    with torch.random.fork_rng([x.device] if x.is_cuda else []):
-        output = _one_line_errors(lambda: model(x), f"the model fails on {owner}, {samples}")
-        _check_labels(owner, task, data[1], output)
+    x, y = first_samples(data)
+    device = device_of((x, y))
+    with seeded_random(0, device):
+        if model.training and task.transform is not None:
+            transform = task.transform
+            x = _one_line_errors(lambda: transform(x), f"the transform fails on {owner}")
+        samples = describe_samples(x) + _hint_about_samples(task, x)
+        output = _one_line_errors(
+            lambda: call_model(model, x), f"the model fails on {owner}, {samples}"
+        )
+        _check_labels(owner, task, data[1] if isinstance(data, tuple) else y, output)
+        labels = describe_labels(y) + _hint_about_labels(task, y)
         loss = _one_line_errors(
             lambda: task.loss(output, y), f"the loss fails on {owner}, {labels}"
         )
@@ -100,11 +110,32 @@ def _try_samples(owner: str, task: Task, data: Data, model: nn.Module) -> object
     return output
 
 
-def _check_labels(owner: str, task: Task, labels: Tensor, output: object) -> None:
+def _hint_about_samples(task: Task, x: Tree) -> str:
+    """Return a likely reason why the model fails on samples, or nothing."""
+    if not isinstance(x, Tensor):
+        return ""
+    if x.is_floating_point() and x.dtype != task.layout.dtype:
+        return f" (the model's parameters are {task.layout.dtype})"
+    first, _ = first_samples(task.clients[0], 1)
+    if isinstance(first, Tensor) and x.shape[1:] != first.shape[1:]:
+        return f" (those of client 0 have shape {tuple(first.shape[1:])})"
+    return ""
+
+
+def _hint_about_labels(task: Task, y: Tree) -> str:
+    """Return a likely reason why the loss fails on labels, or nothing."""
+    if task.loss is not cross_entropy or not isinstance(y, Tensor):
+        return ""
+    if y.is_floating_point() or y.dtype == torch.int64:
+        return ""
+    return " (cross-entropy needs class labels of torch.int64: convert them with y.long())"
+
+
+def _check_labels(owner: str, task: Task, labels: Tree, output: object) -> None:
     """Raise ValueError if a label of cross-entropy is not one of the classes in the output."""
     if not (task.loss is cross_entropy and isinstance(output, Tensor) and output.dim() == 2):
         return
-    if labels.is_floating_point():
+    if not isinstance(labels, Tensor) or labels.is_floating_point():
         return
     classes = output.shape[1]
     wrong = labels[((labels < 0) & (labels != IGNORED_LABEL)) | (labels >= classes)]
@@ -119,14 +150,26 @@ IGNORED_LABEL = -100
 """The label of samples that PyTorch's cross-entropy ignores."""
 
 
-def _describe(x: Tensor) -> str:
-    return f"samples of shape {tuple(x.shape[1:])} and dtype {x.dtype}"
+def describe_samples(x: Tree) -> str:
+    """Return the shapes and data types of samples.
+
+    >>> describe_samples({"a": torch.zeros(2, 3)})
+    "samples {'a': 'shape (3,) and dtype torch.float32'}"
+    """
+    found = map_tree(lambda t: f"shape {tuple(t.shape[1:])} and dtype {t.dtype}", x)
+    return f"samples of {found}" if isinstance(found, str) else f"samples {found}"
+
+
+def describe_labels(y: Tree) -> str:
+    """Return the shapes and data types of a batch of labels."""
+    found = map_tree(lambda t: f"shape {tuple(t.shape)} and dtype {t.dtype}", y)
+    return f"labels of {found}" if isinstance(found, str) else f"labels {found}"
 
 
 def _one_line_errors(call: Callable[[], Any], message: str) -> Any:
-    """Return the result of a call. Raise errors that data may cause as a one-line ValueError."""
+    """Return the result of a call. Raise any error as a one-line ValueError."""
     try:
         return call()
-    except (IndexError, RuntimeError, TypeError, ValueError) as problem:
+    except Exception as problem:  # a user's function may raise anything
         reason = next(iter(str(problem).strip().splitlines()), type(problem).__name__)
         raise ValueError(f"{message}: {reason}") from problem

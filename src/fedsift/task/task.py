@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +13,21 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedsift.seeding import stream
+from fedsift.task.samples import (
+    Data,
+    DatasetItems,
+    Tree,
+    device_of,
+    leaves_of,
+    model_arguments,
+    size_of,
+)
 from fedsift.vector import Layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Data = tuple[Tensor, Tensor]
 NumSteps = int | Callable[[int, int], int]
 """The local steps per round: a number, or a function of a client's samples and batch size."""
+Transform = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,11 @@ class RemoteClients(Sequence[Data]):
 
 @dataclass(frozen=True)
 class Task:
-    """A model, a loss and the clients' data, independent of the method that trains it."""
+    """A model, a loss and the clients' data, independent of the method that trains it.
+
+    ``transform`` is applied to the inputs of each training batch. ``num_workers`` processes fetch
+    the items of Datasets ahead of their use; with 0, the training process fetches them.
+    """
 
     model: nn.Module
     loss: Loss
@@ -67,21 +81,32 @@ class Task:
     batch_size: int | None
     seed: int
     layout: Layout
+    transform: Transform | None = None
+    num_workers: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the clients' data."""
+        return device_of(self.clients[0])
+
+    def is_live(self, client: int) -> bool:
+        """Whether a client's batches are made anew at every use: fetched or transformed."""
+        return self.transform is not None or isinstance(self.clients[client], DatasetItems)
 
     def weight(self, client: int) -> int:
         """Return the client's mini-batch size |D̃ₙ|, its weight in the mean."""
-        size = len(self.clients[client][0])
+        size = size_of(self.clients[client])
         return size if self.batch_size is None else min(self.batch_size, size)
 
     def num_steps(self, client: int, steps: NumSteps) -> int:
         """Return the number of a client's local steps per round."""
         if isinstance(steps, int):
             return steps
-        return steps(len(self.clients[client][0]), self.weight(client))
+        return steps(size_of(self.clients[client]), self.weight(client))
 
     def batches(self, round: int, client: int, steps: NumSteps) -> NDArray[np.int64] | None:
         """Return a random sample of rows for each step; None if each batch is the whole set."""
-        size, batch = len(self.clients[client][0]), self.weight(client)
+        size, batch = size_of(self.clients[client]), self.weight(client)
         if batch == size:
             return None
         if isinstance(steps, Epochs):
@@ -97,7 +122,7 @@ class Task:
         generator = stream(self.seed, "batches", round, client)
         return generator.random((steps, self.weight(client)))
 
-    def gradient(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def gradient(self, w: Tensor, x: Tree, y: Tree) -> Tensor:
         """Return the gradient ``(d,)`` of the loss on (x, y) at weights w ``(d,)``.
 
         The model is in evaluation mode. If x or y requires gradients, the result can be
@@ -105,9 +130,10 @@ class Task:
         """
         self.model.eval()
         point = w if w.requires_grad else w.detach().requires_grad_()
-        is_differentiable = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
+        is_differentiable = any(leaf.requires_grad for leaf in leaves_of((x, y)))
         with torch.enable_grad():
-            output = functional_call(self.model, self.layout.unflatten(point), (x,))
+            named = self.layout.unflatten(point)
+            output = functional_call(self.model, named, *model_arguments(x))
             (gradient,) = torch.autograd.grad(
                 self.loss(output, y), point, create_graph=is_differentiable
             )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedsift.seeding import stream, torch_seed
 from fedsift.task import Data, Task
+from fedsift.task.samples import TensorPair, require_tensors
 from fedsift.theory.objective import Objective
 
 LAST_GAP_WEIGHT = 19.0
@@ -126,7 +127,7 @@ class _GradientStatistics:
 
 
 def _gradient_statistics(
-    objective: Objective, w: Tensor, global_gradient: Tensor, client: int, data: Data
+    objective: Objective, w: Tensor, global_gradient: Tensor, client: int, data: TensorPair
 ) -> _GradientStatistics:
     local = objective.gradient(w, client)
     per_sample = objective.sample_gradients(w, data)
@@ -173,8 +174,8 @@ def top_curvature(
     return abs(value), residual
 
 
-def _subsample(data: Data, samples: int, seed: int, client: int) -> Data:
-    x, y = data
+def _subsample(data: Data, samples: int, seed: int, client: int) -> TensorPair:
+    x, y = require_tensors(data)
     if len(x) <= samples:
         return x, y
     rows = torch.from_numpy(stream(seed, "constants", client).choice(len(x), samples, False))

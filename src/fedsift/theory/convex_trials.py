@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from fedsift.algorithms import fedadam_ssm
 from fedsift.seeding import stream
-from fedsift.task import Data, Loss, Task
+from fedsift.task import Loss, Task
+from fedsift.task.samples import TensorPair
 from fedsift.theory.deviation import deviation_recurrence
 from fedsift.theory.measured_deviation import (
     RoundComparison,
@@ -169,12 +170,12 @@ Label = Callable[[NDArray[np.float64], np.random.Generator], NDArray[np.float64]
 """Draws the labels of a client's samples."""
 
 
-def _clients(seed: int, label: Label) -> list[Data]:
+def _clients(seed: int, label: Label) -> list[TensorPair]:
     draw = stream(seed, "convex")
     d, clients = int(draw.integers(1, 12)), int(draw.integers(1, 5))
     scale = 10 ** draw.uniform(-1, 0.5, size=d)
 
-    def local() -> Data:
+    def local() -> TensorPair:
         n = int(draw.integers(3, 20))
         x = draw.normal(size=(n, d)) * scale
         y = label(x, draw)
@@ -183,14 +184,14 @@ def _clients(seed: int, label: Label) -> list[Data]:
     return [local() for _ in range(clients)]
 
 
-def _task(clients: list[Data], loss: Loss, batch_size: int | None, seed: int) -> Task:
+def _task(clients: list[TensorPair], loss: Loss, batch_size: int | None, seed: int) -> Task:
     model = nn.Linear(clients[0][0].shape[1], 1, bias=False, dtype=torch.float64)
     with torch.no_grad():
         model.weight.copy_(torch.from_numpy(stream(seed, "start").normal(size=model.weight.shape)))
     return Task(model, loss, clients, None, batch_size, seed, Layout.of(model))
 
 
-def _curvature(clients: list[Data]) -> float:
+def _curvature(clients: list[TensorPair]) -> float:
     """The largest eigenvalue of XᵀX/n over the clients."""
 
     def top(x: Tensor) -> float:

@@ -100,8 +100,19 @@ def compare_with_centralized(
         start, (snapshot, _) = snapshot.state, federation.run_round(snapshot)
         phase = algorithm.phase(snapshot.round)
         comparison = _compare(snapshot.round, start, dense, phase, steps, objective, weights)
-        yield replace(comparison, settings=algorithm.settings)
+        yield replace(comparison, settings=numbers_in(algorithm, snapshot.round))
         dense = start.plus(_mean(comparison.delta, weights))
+
+
+def numbers_in(algorithm: Algorithm, round: int) -> dict[str, float | int]:
+    """Return the values that an algorithm's numeric settings have in a round.
+
+    >>> from fedsift.algorithms import fedsgd
+    >>> numbers_in(fedsgd(lr=lambda round: 1 / round), round=4)
+    {'local_steps': 30, 'lr': 0.25}
+    """
+    values = {k: x(round) if callable(x) else x for k, x in algorithm.settings.items()}
+    return {key: x for key, x in values.items() if isinstance(x, int | float)}
 
 
 def client_updates(task: Task, algorithm: Algorithm, rounds: int) -> Iterator[State]:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedsift.task import Data, Task
+from fedsift.task import Task
+from fedsift.task.samples import TensorPair, require_tensors
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,12 @@ class Objective:
     task: Task
 
     @cached_property
-    def all_data(self) -> Data:
+    def all_data(self) -> TensorPair:
         """∪𝒟ₙ: the data of all clients as one set."""
-        xs, ys = zip(*self.task.clients, strict=True)
+        xs, ys = zip(*map(require_tensors, self.task.clients), strict=True)
         return torch.cat(xs), torch.cat(ys)
 
-    def loss(self, w: Tensor, data: Data) -> Tensor:
+    def loss(self, w: Tensor, data: TensorPair) -> Tensor:
         """f(w, data)."""
         x, y = data
         parameters = self.task.layout.unflatten(w)
@@ -46,20 +47,21 @@ class Objective:
 
     def gradient(self, w: Tensor, client: int | None = None) -> Tensor:
         """∇Fₙ(w) for a client, or ∇F(w) if no client is given."""
-        return self.data_gradient(w, self.all_data if client is None else self.task.clients[client])
+        data = self.all_data if client is None else require_tensors(self.task.clients[client])
+        return self.data_gradient(w, data)
 
-    def data_gradient(self, w: Tensor, data: Data) -> Tensor:
+    def data_gradient(self, w: Tensor, data: TensorPair) -> Tensor:
         """∇f(w, data)."""
         point = w.detach().requires_grad_()
         (found,) = torch.autograd.grad(self.loss(point, data), point)
         return found
 
-    def sample_gradients(self, w: Tensor, data: Data) -> Tensor:
+    def sample_gradients(self, w: Tensor, data: TensorPair) -> Tensor:
         """∇f(w, ξ) for every sample ξ, ``(samples, d)``."""
         samples = zip(*(torch.split(x, 1) for x in data), strict=True)
         return torch.stack([self.data_gradient(w, (x, y)) for x, y in samples])
 
-    def curvature(self, w: Tensor, data: Data) -> Callable[[Tensor], Tensor]:
+    def curvature(self, w: Tensor, data: TensorPair) -> Callable[[Tensor], Tensor]:
         """Return the function that multiplies a vector by the Hessian ∇²f(w, data)."""
         point = w.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(self.loss(point, data), point, create_graph=True)

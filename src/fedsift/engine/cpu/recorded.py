@@ -34,6 +34,7 @@ from fedsift.engine.cpu.recorded_convolutions import (
     WinogradConvolution,
 )
 from fedsift.task import Loss, has_hooks
+from fedsift.task.samples import Tree
 
 
 @dataclass
@@ -228,12 +229,14 @@ def record(stages: Sequence[Stage], shape: Sequence[int], batch: int) -> Recorde
         return None
 
 
-def has_recorded_format(data: Tensor, labels: Tensor) -> bool:
+def has_recorded_format(data: Tree, labels: Tree) -> bool:
     """Whether data and labels have the memory format of a recorded network, one label per sample.
 
     >>> has_recorded_format(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
     True
     """
+    if not (isinstance(data, Tensor) and isinstance(labels, Tensor)):
+        return False
     is_plain = data.is_contiguous() and labels.is_contiguous() and labels.shape == data.shape[:1]
     is_on_cpu = data.is_cpu and labels.is_cpu
     return is_plain and is_on_cpu and (data.dtype, labels.dtype) == (torch.float32, torch.int64)

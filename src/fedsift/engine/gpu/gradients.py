@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsift.engine.gpu.stacked_task import StackedTask
 from fedsift.task import Loss
+from fedsift.task.samples import Tree, map_tree, select_rows
 from fedsift.vector import State
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class StackBuffers:
         self, task: StackedTask, clients: int, length: int, dtype: torch.dtype | None = None
     ) -> None:
         layout = task.task.layout
-        like = torch.empty(0, dtype=layout.dtype, device=task.data.device)
+        like = torch.empty(0, dtype=layout.dtype, device=task.device)
         lengths = {name: dict(layout.lengths).get(name, length) for name in task.names}
         self.x = State(**{name: like.new_zeros(clients, n) for name, n in lengths.items()})
         self.low_precision = self.x.w if dtype in (None, like.dtype) else self.x.w.to(dtype)
@@ -132,15 +133,17 @@ class VmapGradients(FlatBuffers):
         """Set the gradients to those of the given rows of the data, and add up the losses."""
         task, flat = self.task.task, rows.view(-1)
         task.model.train()
-        selected = (x.index_select(0, flat) for x in (self.task.data, self.task.labels))
-        data, labels = (x.view(*rows.shape, *x.shape[1:]) for x in selected)
+        selected = (select_rows(x, flat) for x in (self.task.data, self.task.labels))
+        data, labels = (
+            map_tree(lambda x: x.view(*rows.shape, *x.shape[1:]), tree) for tree in selected
+        )
         parameters = task.layout.unflatten(self.buffers.x.w)
         gradients, losses = torch.vmap(grad_and_value(self._loss))(parameters, data, labels)
         pieces = [gradients[name].flatten(1) for name in task.layout.names]
         torch.cat(pieces, 1, out=self.buffers.gradient)
         self.buffers.loss += losses
 
-    def _loss(self, parameters: dict[str, Tensor], data: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, parameters: dict[str, Tensor], data: Tree, labels: Tree) -> Tensor:
         """Return one client's loss."""
         return self.task.task.loss(self.task.model_output(parameters, data), labels)
 
@@ -165,7 +168,7 @@ class StreamGradients(FlatBuffers):
 
     def __init__(self, task: StackedTask, clients: int) -> None:
         super().__init__(task, clients)
-        self.streams = [new_stream() for _ in range(STREAMS)] if task.data.is_cuda else []
+        self.streams = [new_stream() for _ in range(STREAMS)] if task.device.type == "cuda" else []
 
     def compute(self, rows: Tensor) -> None:
         """Set the gradients to those of the given rows of the data, and add up the losses."""
@@ -185,8 +188,7 @@ class StreamGradients(FlatBuffers):
     def _compute_client(self, place: int, rows: Tensor) -> None:
         """Write one client's gradient and loss to its row of the buffers."""
         task, w = self.task.task, self.buffers.x.w[place]
-        data = self.task.data.index_select(0, rows)
-        labels = self.task.labels.index_select(0, rows)
+        data, labels = select_rows(self.task.data, rows), select_rows(self.task.labels, rows)
         parameters = {n: p.detach().requires_grad_() for n, p in self.task.parameters(w).items()}
         task.model.train()
         loss = task.loss(self.task.model_output(parameters, data), labels)

@@ -20,6 +20,7 @@ from fedsift.engine.gpu.gradients import (
 )
 from fedsift.engine.gpu.losses import PointLosses
 from fedsift.engine.gpu.stacked_task import StackedTask
+from fedsift.task.samples import Tree
 from fedsift.vector import State
 
 WARM_UP_STEPS = 3
@@ -58,7 +59,7 @@ class GraphStep:
         batch: int,
         is_masked: bool = False,
     ) -> None:
-        clients, device = len(start.w), task.data.device
+        clients, device = len(start.w), task.device
         self.rows = torch.zeros(clients, batch, dtype=torch.int64, device=device)
         self.is_active = torch.ones(clients, dtype=torch.bool, device=device) if is_masked else None
         self.values = numbers_of(phase.step)
@@ -106,6 +107,12 @@ class GraphStep:
             self._take()
         else:
             self.graph.replay()
+
+    def take_batch(self, x: Tree, y: Tree, is_active: Tensor | None = None) -> None:
+        """Take one step on the clients' batches, given end to end, of a task of such batches."""
+        self.task.load(x, y)
+        rows = torch.arange(self.rows.numel(), device=self.rows.device).view_as(self.rows)
+        self.take(rows, is_active)
 
     def end(self) -> tuple[State, Memory]:
         """Return copies of the clients' state and memory. The next stack overwrites the buffers."""

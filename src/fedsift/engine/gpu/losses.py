@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 
 import torch
 from torch import Tensor
 
 from fedsift.engine.gpu.gradients import FlatBuffers, can_vmap, client_losses
 from fedsift.engine.gpu.stacked_task import StackedTask
+from fedsift.task.samples import Tree, map_tree, select_rows
 
 
 class PointLosses(FlatBuffers):
@@ -22,14 +24,13 @@ class PointLosses(FlatBuffers):
     @torch.no_grad()
     def losses(self, points: Iterable[Tensor], rows: Tensor) -> Tensor:
         """Return the losses ``(clients, points)``, and add up their means."""
-        flat = rows.view(-1)
-        selected = (x.index_select(0, flat) for x in (self.task.data, self.task.labels))
-        data, labels = (x.view(*rows.shape, *x.shape[1:]) for x in selected)
+        trees = (select_rows(x, rows.view(-1)) for x in (self.task.data, self.task.labels))
+        data, labels = (map_tree(lambda x: x.unflatten(0, rows.shape), tree) for tree in trees)
         losses = torch.stack([self.losses_at(w, data, labels) for w in points], dim=-1)
         self.buffers.loss += losses.mean(-1)
         return losses
 
-    def losses_at(self, w: Tensor, data: Tensor, labels: Tensor) -> Tensor:
+    def losses_at(self, w: Tensor, data: Tree, labels: Tree) -> Tensor:
         """Return the loss of each client at its own weights ``(clients, d)``."""
         if self.network is not None:
             from fedsift.engine.gpu.network import UnsupportedModel
@@ -42,9 +43,9 @@ class PointLosses(FlatBuffers):
         self.task.task.model.train()
         if self.can_vmap:
             return torch.vmap(self._loss)(w, data, labels).to(w)
-        rows = zip(w, data, labels, strict=True)
-        return torch.stack([self._loss(*row) for row in rows]).to(w)
+        clients = [map_tree(itemgetter(n), (w, data, labels)) for n in range(len(w))]
+        return torch.stack([self._loss(*client) for client in clients]).to(w)
 
-    def _loss(self, w: Tensor, data: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, w: Tensor, data: Tree, labels: Tree) -> Tensor:
         output = self.task.model_output(self.task.parameters(w), data)
         return self.task.task.loss(output, labels)

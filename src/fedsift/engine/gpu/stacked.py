@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +28,26 @@ from fedsift.algorithms.method import (
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
+from fedsift.engine.batches import LiveBatches, joined
 from fedsift.engine.client import diverged_client
 from fedsift.engine.contract import Job, Results
 from fedsift.engine.gpu.graph_step import GraphStep, graph_key
 from fedsift.engine.gpu.stacked_task import StackedTask
-from fedsift.engine.scoring import class_axis, correct_labels
+from fedsift.engine.scoring import chunk_of_test_set, class_axis, correct_labels, num_labels
 from fedsift.errors import Diverged
 from fedsift.seeding import torch_seed
 from fedsift.task import NumSteps, Task, sample_without_replacement
+from fedsift.task.samples import (
+    Pair,
+    Tree,
+    first_samples,
+    leaves_of,
+    map_tree,
+    num_samples,
+    pair_of,
+    sample_shapes,
+    size_of,
+)
 from fedsift.vector import State
 
 IntArray = NDArray[np.int64]
@@ -49,19 +63,23 @@ class Stacked:
 
     def __init__(self, task: Task, algorithm: Algorithm, precision: str = "fp32") -> None:
         self.task, self.algorithm, self.precision = task, algorithm, precision
-        if len({x.shape[1:] for x, _ in task.clients}) > 1:
+        if len({sample_shapes(data) for data in task.clients if isinstance(data, tuple)}) > 1:
             raise ValueError(
                 "on a GPU, all samples must have the same shape: pad them, or train on the CPU"
             )
-        self.data = torch.cat([x for x, _ in task.clients])
-        labels = torch.cat([y for _, y in task.clients])
-        self.stacked_task = StackedTask(task, self.data, labels, precision, algorithm.state)
-        sizes = [len(x) for x, _ in task.clients]
+        self.device, self.live = task.device, LiveBatches(task)
+        self.is_live = any(map(task.is_live, range(len(task.clients))))
+        """Whether batches are fetched or transformed, and not selected from one joined set."""
+        used = [first_samples(task.clients[0])] if self.is_live else map(pair_of, task.clients)
+        data, labels = joined(list(used))
+        self.stacked_task = StackedTask(task, data, labels, precision, algorithm.state)
+        sizes = [size_of(data) for data in task.clients]
         self.offsets = np.cumsum([0, *sizes[:-1]])
         self.next_rows: dict[tuple[int, tuple[int, ...], NumSteps], Tensor] = {}
         """Batches of the next round, drawn while the device trains this one."""
         self.staging: dict[torch.Size, PinnedBuffer] = {}
         self.steps: dict[tuple[Hashable, ...], GraphStep] = {}
+        """The local step for each kind of step, number of clients and batch size."""
 
     def train(self, job: Job) -> Iterator[Results]:
         """Yield the results of the cohort, stack by stack."""
@@ -84,7 +102,7 @@ class Stacked:
         start = job.phase.local_start(stack_state(job.state, len(clients)), memory)
         end, memory, losses = self._local_steps(job, clients, start, memory)
         is_finite = torch.stack([torch.isfinite(x).all(-1) for x in end]).all(0)
-        if not self.data.is_cuda:
+        if not self.device.type == "cuda":
             check_finite(clients, is_finite)
         context = Context.of(self.task, job.round, clients)
         weights = tuple(float(self.task.weight(n)) for n in clients)
@@ -96,7 +114,7 @@ class Stacked:
         update = Update(parts, weights)
         name = self.algorithm.name
         sizes = encoded_sizes(update, [Spec(self.task.layout, name, job.round, n) for n in clients])
-        if self.data.is_cuda:  # computing the sizes has synchronized the GPU, so the check is free
+        if self.device.type == "cuda":  # computing the sizes has synchronized the GPU, so the check is free
             check_finite(clients, is_finite)
         return Results(clients, update, new_memory, tuple(losses.tolist()), tuple(sizes))
 
@@ -110,22 +128,41 @@ class Stacked:
         steps = job.phase.local_steps
         numbers = torch.tensor([self.task.num_steps(n, steps) for n in clients])
         is_masked = bool((numbers != numbers[0]).any())
-        numbers = numbers.to(self.data.device) if is_masked else numbers[0]
-        rows = self.next_rows.pop((job.round, clients, steps), None)
-        rows = self._rows(job.round, clients, steps) if rows is None else rows
-        devices = [self.data.device] if self.data.is_cuda else []
-        with self._arithmetic(), torch.random.fork_rng(devices):
-            step = self._step_of(job, start, memory, rows.shape[-1], is_masked)
+        numbers = numbers.to(self.device) if is_masked else numbers[0]
+        inputs = self._inputs(job.round, clients, steps)
+        first = next(inputs)
+        with self._arithmetic(), torch.random.fork_rng(self._gpus):
+            step = self._step_of(job, clients, start, memory, is_masked, first)
             torch.manual_seed(torch_seed(self.task.seed, "layers", job.round, clients[0]))
             step.begin(job.phase, job.round, start, memory)
-            for number, batch_rows in enumerate(rows):
-                step.take(batch_rows, number < numbers if is_masked else None)
+            for number, each in enumerate(chain([first], inputs)):
+                is_active = number < numbers if is_masked else None
+                step.take_batch(*each, is_active) if isinstance(each, tuple) else step.take(
+                    each, is_active
+                )
             end, memory = step.end()
             loss = step.loss / numbers
-        if len(job.cohort) == len(self.task.clients):  # the next round's cohort is the same
+        if len(job.cohort) == len(self.task.clients) and not self.is_live:
+            # The next round's cohort is the same.
             key = job.round + 1, clients, steps
             self.next_rows[key] = self._rows(*key)
         return end, memory, loss
+
+    @property
+    def _gpus(self) -> list[torch.device]:
+        return [self.device] if self.device.type == "cuda" else []
+
+    def _inputs(
+        self, round: int, clients: tuple[int, ...], steps: NumSteps
+    ) -> Iterator[Tensor | Pair]:
+        """Yield the rows of each step's batches or, if they are live, the batches end to end."""
+        if self.is_live:
+            pairs = self.live.of_clients(round, clients, steps)
+            while batch := list(islice(pairs, len(clients))):
+                yield joined(batch)
+            return
+        rows = self.next_rows.pop((round, clients, steps), None)
+        yield from self._rows(round, clients, steps) if rows is None else rows
 
     def _rows(self, round: int, clients: tuple[int, ...], steps: NumSteps) -> Tensor:
         """Return the batches ``(steps, clients, batch)`` as rows of the joined data.
@@ -137,15 +174,15 @@ class Stacked:
         else:
             drawn = self._drawn_one_by_one(round, clients, steps)
         rows = torch.from_numpy(drawn + self.offsets[list(clients), None, None]).transpose(0, 1)
-        if not self.data.is_cuda:
+        if not self.device.type == "cuda":
             return rows
         if rows.shape not in self.staging:
             self.staging[rows.shape] = PinnedBuffer(rows)
-        return self.staging[rows.shape].send(rows, self.data.device)
+        return self.staging[rows.shape].send(rows, self.device)
 
     def _drawn_together(self, round: int, clients: tuple[int, ...], steps: int) -> IntArray:
         """Draw the batches ``(clients, steps, batch)`` of clients that take equally many steps."""
-        sizes = np.array([len(self.task.clients[n][0]) for n in clients])
+        sizes = np.array([size_of(self.task.clients[n]) for n in clients])
         whole_set = np.arange(self.task.weight(clients[0]))
         drawn = np.broadcast_to(whole_set, (len(clients), steps, len(whole_set)))
         is_sampled = sizes > len(whole_set)
@@ -169,25 +206,34 @@ class Stacked:
         return drawn
 
     def _step_of(
-        self, job: Job, start: State, memory: Memory, batch: int, is_masked: bool
+        self,
+        job: Job,
+        clients: tuple[int, ...],
+        start: State,
+        memory: Memory,
+        is_masked: bool,
+        first: Tensor | Pair,
     ) -> GraphStep:
-        phase = job.phase
+        """Return the local step of a stack, whose first input is ``first``."""
+        phase, batch = job.phase, self.task.weight(clients[0])
         kind = graph_key(phase.step), phase.points
-        key = kind, len(start.w), batch, is_masked
+        key = kind, len(clients), batch, is_masked
         if key not in self.steps:
             self.steps = {k: v for k, v in self.steps.items() if k[0] == kind}
-            self.steps[key] = GraphStep(
-                self.stacked_task, phase, start, memory, batch, is_masked
-            )
+            task = self.stacked_task
+            if isinstance(first, tuple):
+                x, y = map_tree(torch.clone, first)
+                task = replace(task, data=x, labels=y, is_live=True)
+            self.steps[key] = GraphStep(task, phase, start, memory, batch, is_masked)
         return self.steps[key]
 
     def _max_clients(self, batch: int) -> int:
         """Return how many clients' states and activations fit into half of the free memory."""
-        if not self.data.is_cuda:
+        if not self.device.type == "cuda":
             return MAX_CLIENTS
-        sample = self.data[0].numel() * self.data.element_size()
+        sample: int = sum(leaf[0].nbytes for leaf in leaves_of(self.stacked_task.data))
         state = 16 * self.task.layout.d * self.task.layout.dtype.itemsize
-        gpu = self.data.device
+        gpu = self.device
         free, _ = torch.cuda.mem_get_info(gpu)
         unused = torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
         per_client = state + 400 * sample * batch
@@ -206,7 +252,7 @@ class Stacked:
         stack.enter_context(flags)
         if self.precision == "bf16":
             stack.enter_context(
-                torch.autocast(self.data.device.type, torch.bfloat16, cache_enabled=False)
+                torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
             )
         return stack
 
@@ -218,21 +264,22 @@ class Stacked:
         """
         if self.task.test is None:
             return None, None
-        devices = [self.data.device] if self.data.is_cuda else []
-        with self._arithmetic(), torch.random.fork_rng(devices):
+        test = self.task.test
+        x, _ = first_samples(test, 1)
+        per_sample: int = sum(leaf.numel() for leaf in leaves_of(x))
+        rows = min(MAX_TEST_SAMPLES, max(1, MAX_TEST_NUMBERS // per_sample))
+        chunks = (chunk_of_test_set(self.task, n, rows) for n in range(-(-size_of(test) // rows)))
+        with self._arithmetic(), torch.random.fork_rng(self._gpus):
             torch.manual_seed(torch_seed(self.task.seed, "test", 0))
-            per_sample = self.task.test[0][0].numel()
-            rows = min(MAX_TEST_SAMPLES, max(1, MAX_TEST_NUMBERS // per_sample))
-            pieces = zip(*(torch.split(x, rows) for x in self.task.test), strict=True)
-            scores = [self._score(w, data, labels) for data, labels in pieces]
+            scores = [self._score(w, data, labels) for data, labels in chunks]
         correct, loss = torch.stack(scores).sum(0).tolist()
-        data, labels = self.task.test
-        return None if math.isnan(correct) else correct / labels.numel(), loss / len(data)
+        accuracy = None if math.isnan(correct) else correct / num_labels(test)
+        return accuracy, loss / size_of(test)
 
-    def _score(self, w: Tensor, data: Tensor, labels: Tensor) -> Tensor:
+    def _score(self, w: Tensor, data: Tree, labels: Tree) -> Tensor:
         """Return the number of correct labels (NaN without classes) and the sum of losses."""
         output = self.stacked_task.output(w, data)
-        loss = self.task.loss(output, labels).double() * len(data)
+        loss = self.task.loss(output, labels).double() * num_samples(labels)
         is_correct = correct_labels(output, labels, class_axis(self.task.loss))
         if is_correct is None:
             return torch.stack([torch.full_like(loss, torch.nan), loss])

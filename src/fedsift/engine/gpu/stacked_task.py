@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from fedsift.engine.memory_format import is_callable_with
 from fedsift.selection.backend import can_use_triton
 from fedsift.task import Task
+from fedsift.task.samples import Tree, device_of, map_tree, model_arguments
 from fedsift.vector import MOMENTS
 
 if TYPE_CHECKING:
@@ -25,18 +26,36 @@ PRODUCT_PRECISIONS = {"fp32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}
 
 @dataclass(frozen=True)
 class StackedTask:
-    """A task, the data and labels of all clients end to end, the precision, and the state's names."""
+    """A task, the data and labels of all clients end to end, the precision, and the state's names.
+
+    ``is_live`` means that the data is one batch per client, overwritten by :meth:`load`.
+    """
 
     task: Task
-    data: Tensor
-    labels: Tensor
+    data: Tree
+    labels: Tree
     precision: str
     names: tuple[str, ...] = MOMENTS
+    is_live: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the data."""
+        return device_of((self.data, self.labels))
+
+    def load(self, x: Tree, y: Tree) -> None:
+        """Overwrite the data and labels."""
+        map_tree(lambda old, new: old.copy_(new), (self.data, self.labels), (x, y))
+        if self.network is not None:
+            self.network_data.copy_(self.to_network_format(self.data))
 
     @cached_property
     def network(self) -> StackedNetwork | None:
         """The model for all clients at once; None without a GPU or for an unsupported model."""
-        if not can_use_triton(self.data) or self.task.layout.dtype != torch.float32:
+        is_plain = isinstance(self.data, Tensor) and isinstance(self.labels, Tensor)
+        if not is_plain or not can_use_triton(self.data):
+            return None
+        if self.task.layout.dtype != torch.float32:
             return None
         from fedsift.engine.gpu.network import StackedNetwork, UnsupportedModel  # need Triton
 
@@ -56,7 +75,7 @@ class StackedTask:
         last = data.permute(0, 2, 3, 1) if data.dim() == 4 else data
         return last.to(self.dtype).contiguous()
 
-    def output(self, w: Tensor, data: Tensor) -> Any:
+    def output(self, w: Tensor, data: Tree) -> Any:
         """Return the model's output in evaluation mode with weights w."""
         if self.network is not None:
             from fedsift.engine.gpu.network import UnsupportedModel
@@ -84,9 +103,9 @@ class StackedTask:
         formatted = formatted.view(*data.shape[:2], *formatted.shape[1:])
         return network(formatted, weights).float()
 
-    def model_output(self, parameters: dict[str, Tensor], data: Tensor) -> Any:
+    def model_output(self, parameters: dict[str, Tensor], data: Tree) -> Any:
         """Return the model's output with the given parameters, in the dtype of the weights."""
-        output = functional_call(self.task.model, parameters, (data,))
+        output = functional_call(self.task.model, parameters, *model_arguments(data))
         return output.to(self.task.layout.dtype) if isinstance(output, Tensor) else output
 
     def parameters(self, w: Tensor) -> dict[str, Tensor]:
@@ -103,6 +122,8 @@ class StackedTask:
     @cached_property
     def has_class_labels(self) -> bool:
         """Whether the loss is the cross-entropy of class labels, none of which is ignored."""
+        if self.is_live or not isinstance(self.labels, Tensor):
+            return False  # labels that are not known yet may be ignored ones
         is_index = self.labels.dtype == torch.int64 and self.labels.dim() == 1
         return self.task.loss is cross_entropy and is_index and bool((self.labels >= 0).all())
 

@@ -65,7 +65,7 @@ def result_to_message(result: ClientResult, layout: Layout, algorithm: str, roun
 
 def result_from_message(message: Message, client: int, task: Task) -> ClientResult:
     """Return the result in a message of :func:`result_to_message`, on the task's device."""
-    device = task.clients[0][0].device
+    device = task.device
     update = decode(message.frame, task.layout, Limits(max_abs=float("inf"))).to(device)
     memory = {name: x.to(device) for name, x in message.tensors.items()}
     return ClientResult(client, update, memory, message.fields["loss"], size=len(message.frame))

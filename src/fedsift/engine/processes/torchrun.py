@@ -262,5 +262,5 @@ class Follower:
 
     def empty_vector(self, name: str) -> Tensor:
         """Return memory for one vector of the state."""
-        device, layout = self.task.clients[0][0].device, self.task.layout
-        return torch.empty(layout.length(name), dtype=layout.dtype, device=device)
+        layout = self.task.layout
+        return torch.empty(layout.length(name), dtype=layout.dtype, device=self.task.device)

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterable, Mapping
+from multiprocessing import current_process
 from multiprocessing.connection import Connection
 
 import torch
@@ -37,6 +38,8 @@ def run_worker(
     gc.freeze()  # never collect the parent's objects here, which could run their finalizers
     close_all(other_pipes)  # an open copy would keep a pipe alive after its process has ended
     torch.set_num_threads(1)
+    if task.num_workers:
+        current_process().daemon = False  # a daemon may not have child processes
     worker = Worker(task, algorithm)
     try:
         Message({"can_train": can_train()}).send(pipe)

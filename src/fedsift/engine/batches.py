@@ -1,0 +1,136 @@
+"""Batches that are made at every use: items fetched from a Dataset, and inputs transformed.
+
+Each batch has its own seeds, named by round, client and step. It is the same in every engine,
+however many processes fetch the items, and after a resume.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from fedsift.seeding import torch_seed
+from fedsift.task import NumSteps, Task
+from fedsift.task.samples import (
+    DatasetItems,
+    Pair,
+    Tree,
+    map_tree,
+    seeded_random,
+    select_rows,
+    to_device,
+)
+
+Key = tuple[int, list[int], int]
+"""A client, the rows of a batch, and the seed with which they are fetched."""
+
+
+class LiveBatches:
+    """The batches of clients for which :meth:`Task.is_live` holds."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def of_clients(self, round: int, clients: Sequence[int], steps: NumSteps) -> Iterator[Pair]:
+        """Yield the batch of each client for the first step, then those for the next.
+
+        The last batch of a client that takes fewer steps than others repeats.
+        """
+        rows = {n: self._rows(round, n, steps) for n in clients}
+        last = {n: len(batches) - 1 for n, batches in rows.items()}
+        places = [
+            (min(step, last[n]), n) for step in range(1 + max(last.values())) for n in clients
+        ]
+        fetched = self._fetch(
+            (n, rows[n][step], torch_seed(self.task.seed, "items", round, n, step))
+            for step, n in places
+            if isinstance(self.task.clients[n], DatasetItems)
+        )
+        for step, n in places:
+            data = self.task.clients[n]
+            if isinstance(data, DatasetItems):
+                x, y = (to_device(part, data.device) for part in next(fetched))
+            else:
+                x, y = (select_rows(part, torch.tensor(rows[n][step])) for part in data)
+            yield self._transformed(x, round, n, step), y
+
+    def _rows(self, round: int, client: int, steps: NumSteps) -> list[list[int]]:
+        batches = self.task.batches(round, client, steps)
+        whole = list(range(self.task.weight(client)))
+        if batches is None:
+            return [whole] * self.task.num_steps(client, steps)
+        found: list[list[int]] = batches.tolist()
+        return found
+
+    def _transformed(self, x: Tree, round: int, client: int, step: int) -> Tree:
+        if self.task.transform is None:
+            return x
+        seed = torch_seed(self.task.seed, "transform", round, client, step)
+        with seeded_random(seed, self.task.device), torch.no_grad():
+            return self.task.transform(x)
+
+    def _fetch(self, keys: Iterator[Key]) -> Iterator[Pair]:
+        """Yield the batches with these keys, in order."""
+        if self.task.num_workers:
+            return self._workers.fetch(list(keys))
+        items = KeyedBatches(self.task)
+        return (items[key] for key in keys)
+
+    @cached_property
+    def _workers(self) -> FetchWorkers:
+        return FetchWorkers(self.task)
+
+
+class KeyedBatches(Dataset[Pair]):
+    """Batches of items by their keys."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __getitem__(self, key: Key) -> Pair:
+        client, rows, seed = key
+        data = self.task.clients[client]
+        assert isinstance(data, DatasetItems)
+        return data.fetch(rows, seed)
+
+
+class FetchWorkers:
+    """Processes that fetch batches ahead of their use; they live as long as this object."""
+
+    def __init__(self, task: Task) -> None:
+        self.keys: list[Key] = []
+        self.loader = DataLoader(
+            KeyedBatches(task),
+            sampler=self,
+            batch_size=None,
+            num_workers=task.num_workers,
+            persistent_workers=True,
+            collate_fn=lambda pair: pair,
+            generator=torch.Generator(),
+            multiprocessing_context="fork" if sys.platform == "linux" else None,
+        )
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.keys)
+
+    def fetch(self, keys: list[Key]) -> Iterator[Pair]:
+        """Yield the batches with these keys, in order."""
+        self.keys = keys
+        return iter(self.loader)
+
+
+def joined(pairs: Sequence[Pair]) -> Pair:
+    """Return batches end to end.
+
+    >>> x, y = joined([(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(1, 3), torch.zeros(1))])
+    >>> x.shape, y.shape
+    (torch.Size([3, 3]), torch.Size([3]))
+    """
+    x, y = zip(*pairs, strict=True)
+    return map_tree(lambda *parts: torch.cat(parts), *x), map_tree(
+        lambda *parts: torch.cat(parts), *y
+    )
