@@ -14,8 +14,8 @@ from dataclasses import replace
 from itertools import chain, islice
 
 import numpy as np
-from numpy.typing import NDArray
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsift.algorithms.method import (
@@ -102,7 +102,7 @@ class Stacked:
         start = job.phase.local_start(stack_state(job.state, len(clients)), memory)
         end, memory, losses = self._local_steps(job, clients, start, memory)
         is_finite = torch.stack([torch.isfinite(x).all(-1) for x in end]).all(0)
-        if not self.device.type == "cuda":
+        if self.device.type != "cuda":
             check_finite(clients, is_finite)
         context = Context.of(self.task, job.round, clients)
         weights = tuple(float(self.task.weight(n)) for n in clients)
@@ -114,7 +114,7 @@ class Stacked:
         update = Update(parts, weights)
         name = self.algorithm.name
         sizes = encoded_sizes(update, [Spec(self.task.layout, name, job.round, n) for n in clients])
-        if self.device.type == "cuda":  # computing the sizes has synchronized the GPU, so the check is free
+        if self.device.type == "cuda":  # free: computing the sizes has synchronized the GPU
             check_finite(clients, is_finite)
         return Results(clients, update, new_memory, tuple(losses.tolist()), tuple(sizes))
 
@@ -174,7 +174,7 @@ class Stacked:
         else:
             drawn = self._drawn_one_by_one(round, clients, steps)
         rows = torch.from_numpy(drawn + self.offsets[list(clients), None, None]).transpose(0, 1)
-        if not self.device.type == "cuda":
+        if self.device.type != "cuda":
             return rows
         if rows.shape not in self.staging:
             self.staging[rows.shape] = PinnedBuffer(rows)
@@ -229,7 +229,7 @@ class Stacked:
 
     def _max_clients(self, batch: int) -> int:
         """Return how many clients' states and activations fit into half of the free memory."""
-        if not self.device.type == "cuda":
+        if self.device.type != "cuda":
             return MAX_CLIENTS
         sample: int = sum(leaf[0].nbytes for leaf in leaves_of(self.stacked_task.data))
         state = 16 * self.task.layout.d * self.task.layout.dtype.itemsize
