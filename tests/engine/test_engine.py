@@ -72,7 +72,9 @@ def rounds(fed, count=3):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
-@pytest.mark.parametrize("name", ["fedadam-ssm", "fedadam-top", "efficient-adam", "onebit-adam"])
+@pytest.mark.parametrize(
+    "name", ["fedadam-ssm", "fedadam-top", "efficient-adam", "onebit-adam", "compressed-fedadam"]
+)
 def test_parallel_results_are_bit_identical_to_the_reference(name, processes):
     parallel = federation(name, processes)
     serial = replace(parallel, engine=Reference(parallel.task))
@@ -291,7 +293,7 @@ def test_regression_without_a_test_set():
 
 
 @pytest.mark.parametrize("most", [100, 2])
-@pytest.mark.parametrize("name", algorithms.METHODS)
+@pytest.mark.parametrize("name", [*algorithms.METHODS, "compressed-fedsgd", "compressed-fedadam"])
 def test_stacked_clients_train_like_single_ones(name, most, monkeypatch):
     monkeypatch.setattr(Stacked, "_max_clients", lambda self, batch: most)
     fed = federation(name)
