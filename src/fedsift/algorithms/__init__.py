@@ -25,6 +25,7 @@ from fedsift.algorithms.registry import (
     find,
     for_rounds,
     method,
+    normalized,
     settings_of,
 )
 from fedsift.algorithms.settings import Setting
@@ -56,6 +57,7 @@ __all__ = [
     "find",
     "for_rounds",
     "method",
+    "normalized",
     "onebit_adam",
     "settings_of",
     "sift",

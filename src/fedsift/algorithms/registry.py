@@ -36,9 +36,7 @@ class Method:
     @functools.cached_property
     def settings(self) -> dict[str, DeclaredSetting]:
         """The settings by name, as the signature declares them."""
-        hints = get_type_hints(self.make, include_extras=True)
-        parameters = signature(self.make).parameters
-        return {key: DeclaredSetting.of(p, hints.get(key)) for key, p in parameters.items()}
+        return declared_settings(self.make)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Algorithm:
         """Make the algorithm, with its settings checked."""
@@ -89,6 +87,13 @@ class Method:
             "dashed": self.dashed,
             "settings": [setting.describe() for setting in self.settings.values()],
         }
+
+
+def declared_settings(function: Callable[..., Algorithm]) -> dict[str, DeclaredSetting]:
+    """Return the settings in the signature of a function, by name."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters = signature(function).parameters
+    return {key: DeclaredSetting.of(p, hints.get(key)) for key, p in parameters.items()}
 
 
 METHODS: dict[str, Method] = {}
@@ -161,11 +166,11 @@ def wrapped(prefix: str, inner: Method) -> Method:
     """Return the method whose algorithms are those of another method, changed by a wrapper."""
     wrap = WRAPPERS[prefix]
     _, *own = signature(wrap).parameters.values()
-    if both := [p.name for p in own if p.name in inner.settings]:
+    if both := [key for key in settings_of_wrapper(prefix) if key in inner.settings]:
         raise ConfigError(f"{inner.name} cannot be {prefix}: it already has {', '.join(both)}")
 
     def make(**given: Any) -> Algorithm:
-        outer = {p.name: given.pop(p.name) for p in own}
+        outer = {key: given.pop(key) for key in settings_of_wrapper(prefix)}
         return wrap(replace(inner.make(**given), name=inner.name), **outer)
 
     shared = [*signature(inner.make).parameters.values(), *own]
@@ -176,6 +181,12 @@ def wrapped(prefix: str, inner: Method) -> Method:
         **get_type_hints(wrap, include_extras=True),
     }
     return Method(f"{prefix}-{inner.name}", make, f"{inner.label}, {prefix}")
+
+
+def settings_of_wrapper(prefix: str) -> dict[str, DeclaredSetting]:
+    """Return the settings that a wrapper adds to those of a method."""
+    _, *own = declared_settings(WRAPPERS[prefix]).items()
+    return dict(own)
 
 
 def find(name: str) -> Method:
@@ -198,6 +209,15 @@ def find(name: str) -> Method:
         return user_method(name)
     require_choice("algorithm", name, sorted(METHODS))
     return METHODS[name]
+
+
+def normalized(name: str) -> str:
+    """Return a method's name with hyphens, unless it names a function of the user's own module.
+
+    >>> normalized("fedadam_ssm"), normalized("my_module:my_method")
+    ('fedadam-ssm', 'my_module:my_method')
+    """
+    return name if name in METHODS or is_user_code(name) else name.replace("_", "-")
 
 
 def user_method(name: str) -> Method:

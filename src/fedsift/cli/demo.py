@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -64,7 +65,9 @@ def deploy_demo(config: RunConfig, folder: RunFolder, parameters: int) -> None:
     """Start the federation, train with progress output, and end every process."""
     from fedsift.flower.local import LocalFederation, ProcessFailed
 
-    env = {"FEDSIFT_DATA": str(data_folder().absolute())}  # the processes run in another directory
+    # The processes run in another directory, and import the user's own modules from this one.
+    modules = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {"FEDSIFT_DATA": str(data_folder().absolute()), "PYTHONPATH": modules}
     command = "the same command with --out " + shlex.quote(str(folder.path))
     federation = LocalFederation(folder.path / "federation", env)
     with explained_interruption(folder, command), exit_on_sigterm(), federation:
