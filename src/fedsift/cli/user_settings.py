@@ -34,6 +34,8 @@ def names_in(given: Mapping[str, Any]) -> list[str]:
     """
     named = given.get("algorithms") or given.get("algorithm") or names_in_file(given.get("config"))
     names = named.split(",") if isinstance(named, str) else named
+    if not isinstance(names, list):
+        return []  # the command refuses it
     return [name.strip() for name in names if isinstance(name, str) and ":" in name]
 
 
