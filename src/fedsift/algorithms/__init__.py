@@ -25,7 +25,7 @@ from fedsift.algorithms.registry import (
     find,
     for_rounds,
     method,
-    normalized,
+    normalized_name,
     settings_of,
 )
 from fedsift.algorithms.settings import Setting
@@ -57,7 +57,7 @@ __all__ = [
     "find",
     "for_rounds",
     "method",
-    "normalized",
+    "normalized_name",
     "onebit_adam",
     "settings_of",
     "sift",
