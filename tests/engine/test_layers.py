@@ -21,7 +21,6 @@ from fedsift.engine.gpu.layers import (
     StackedConvolution,
     StackedGroupNorm,
     StackedMaxPool,
-    Weight,
     Window,
     cross_entropy,
 )

@@ -6,7 +6,7 @@
 - ``user_code.py``: functions of the user's own modules
 """
 
-from fedsift.task.checks import check_model, check_task
+from fedsift.task.checks import check_model, check_no_statistics, check_task, statistics_of
 from fedsift.task.samples import Data
 from fedsift.task.task import (
     Epochs,
@@ -17,6 +17,7 @@ from fedsift.task.task import (
     Transform,
     all_finite,
     has_hooks,
+    has_statistics,
     sample_without_replacement,
 )
 
@@ -30,7 +31,10 @@ __all__ = [
     "Transform",
     "all_finite",
     "check_model",
+    "check_no_statistics",
     "check_task",
     "has_hooks",
+    "has_statistics",
     "sample_without_replacement",
+    "statistics_of",
 ]
