@@ -196,11 +196,20 @@ class Layout:
         >>> layout.read(layer).tolist()
         [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
         """
-        if not names:
+        return self.with_shapes_of({name: model.get_buffer(name) for name in names})
+
+    def with_shapes_of(self, buffers: Mapping[str, Tensor]) -> Layout:
+        """Return the layout with buffers of the given names and shapes, if there are any."""
+        if not buffers:
             return self
-        shapes = tuple(tuple(model.get_buffer(name).shape) for name in names)
-        buffers = Layout(tuple(names), shapes, self.dtype)
-        return replace(self, buffers=buffers).with_lengths({"b": buffers.d})
+        shapes = tuple(tuple(x.shape) for x in buffers.values())
+        part = Layout(tuple(buffers), shapes, self.dtype)
+        return replace(self, buffers=part).with_lengths({"b": part.d})
+
+    def without_buffers(self) -> Layout:
+        """Return the layout without buffers."""
+        lengths = tuple((name, length) for name, length in self.lengths if name != "b")
+        return replace(self, buffers=None, lengths=lengths)
 
     def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Split values into the parameters ``(..., d)`` and the buffers."""

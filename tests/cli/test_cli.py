@@ -792,7 +792,7 @@ def test_an_unknown_command_is_refused(here, capsys):
 
 def test_bad_input_ends_a_real_process_with_2_and_one_line(tmp_path):
     code, said = in_a_process("run", "--density", "0", cwd=tmp_path)
-    assert (code, said) == (2, "fedsift: density must be in (0, 1], got 0.0\n")
+    assert (code, said) == (2, "fedsift: density must be in (0, 1], got 0\n")
     assert list(tmp_path.iterdir()) == []
 
 

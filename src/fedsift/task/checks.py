@@ -77,7 +77,7 @@ def check_task(task: Task) -> tuple[str, ...]:
     model, tried, output = task.train_mode(copy.deepcopy(task.model)), set(), None
     before = {name: (x, x._version, x.clone()) for name, x in model.named_buffers()}
     for client, data in enumerate(task.clients):
-        name, number = f"client {client}", min(2, task.weight(client))
+        name, number = f"client {client}", min(2, task.batch_of(client))
         kind = number, sample_shapes(data) if isinstance(data, tuple) else ()
         if kind not in tried:
             output = _try_samples(name, task, data, model, number)
