@@ -5,6 +5,7 @@
 ``python -m fedsift.cli.catalog`` for the command line.
 """
 
+from fedsift.algorithms.decomfl import decomfl
 from fedsift.algorithms.efficient_adam import efficient_adam
 from fedsift.algorithms.fairness_top import fairness_top
 from fedsift.algorithms.fedadam import fedadam
@@ -40,6 +41,7 @@ __all__ = [
     "Setting",
     "StepContext",
     "always",
+    "decomfl",
     "describe",
     "efficient_adam",
     "fairness_top",
