@@ -81,7 +81,7 @@ def test_ten_rounds_agree_to_ten_digits_on_every_engine(engine, bits, monkeypatc
     cohorts = [fed.cohort(t) for t in range(1, ROUNDS + 1)]
     assert len(set(cohorts)) > 1
     expected, _, _ = oracle.decomfl(
-        losses(problem), problem.sizes, problem.w0.numpy(), cohorts,
+        losses(problem), [1.0] * 6, problem.w0.numpy(), cohorts,
         lambda t, k, p: rebuilt(t, k + 1, p), bits=bits, **SETTINGS,
     )  # fmt: skip
     found = played(fed).state.w.numpy()

@@ -97,7 +97,9 @@ def decomfl(
         points=Points(mu, perturbations),
     )
     lengths = {"slopes": number, "p": number}
-    return Algorithm(always(phase), client_memory=("slopes",), state=("w",), lengths=lengths)
+    return Algorithm(
+        always(phase), client_memory=("slopes",), state=("w",), lengths=lengths, weights="equal"
+    )
 
 
 @dataclass(frozen=True)
