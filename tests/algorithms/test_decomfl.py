@@ -156,9 +156,7 @@ def test_it_learns_digits(bits):
     x, y = digits.train
     clients = [(x[n::3], y[n::3]) for n in range(3)]
     method = decomfl(lr=0.05, local_steps=5, bits=bits)
-    result = fedsift.simulate(
-        perceptron(), clients, digits.test, method, rounds=30, batch_size=32
-    )
+    result = fedsift.simulate(perceptron(), clients, digits.test, method, rounds=30, batch_size=32)
     assert result.history[-1]["accuracy"] > 0.6
     assert result.history[-1]["train_loss"] < 0.8 * result.history[0]["train_loss"]
 

@@ -147,4 +147,3 @@ def moved(w: Tensor, slopes: Tensor, zs: Iterable[Tensor], lr: float) -> Tensor:
     for p, z in enumerate(zs):
         total = total + slopes[..., p, None] * z
     return w - lr * total / slopes.shape[-1]
-
