@@ -189,5 +189,5 @@ def test_a_loss_that_is_not_finite_is_reported(bits):
 def test_settings_that_decide_what_is_sent_are_checked():
     with pytest.raises(ValueError, match="bits must be 1 or 32, got 2"):
         decomfl(bits=2)
-    with pytest.raises(ValueError, match="local_steps must be .* in all rounds"):
+    with pytest.raises(ValueError, match=r"local_steps must be .* in all rounds"):
         decomfl(local_steps=lambda round: round)

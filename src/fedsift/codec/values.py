@@ -1,4 +1,4 @@
-"""Value coders with one form for every value (Float, Sign, Bit), and the registry of all value coders.
+"""Value coders with one form for every value (Float, Sign, Bit), and the registry of all coders.
 
 A value coder works on tensors (..., n) on any device; the leading axes are clients. ``pack`` and
 ``unpack`` take the codes of one client on the CPU. A simulation restores what it has quantized, a
@@ -263,8 +263,9 @@ def from_wire_id(wire_id: int) -> ValueCoder:
     """Return the coder with this id in frames, or raise :class:`FrameError`.
 
     The low byte is 1..4 for float64, float32, bfloat16, float16, 5 for sign, 6 for bit, 0x10 + b
-    for linear and 0x20 + b for log codes of b = 2..8 bits, plus 0x80 if the scales are float64. The high byte
-    is 0, or for linear and log codes log2 of the block size, at most 31; 0 means a single block.
+    for linear and 0x20 + b for log codes of b = 2..8 bits, plus 0x80 if the scales are float64. The
+    high byte is 0, or for linear and log codes log2 of the block size, at most 31; 0 means a single
+    block.
 
     >>> from_wire_id(0x0814)
     Linear(bits=4, block=256, float64_scales=False, stochastic=False)
