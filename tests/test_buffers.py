@@ -201,10 +201,9 @@ def test_a_negative_variance_is_clamped_and_an_absurd_one_refused():
     assert bool((after.b[layers["1.running_var"]] == 0).all())
     assert bool((after.b[layers["1.running_mean"]] == -5).all())
     spec = Spec(layout)
-    for value, reason in ((float("nan"), "a value"), (1e13, "a value")):
-        b = torch.full((1, layout.buffers.d), value)
-        with pytest.raises(fedsift.codec.FrameError, match=reason):
-            decode(encode(Update(dense({"b": b}), (1.0,)), spec), layout, Limits())
+    absurd = Update(dense({"b": torch.full((1, layout.buffers.d), 1e13)}), (1.0,))
+    with pytest.raises(fedsift.codec.FrameError, match="a value"):
+        decode(encode(absurd, spec), layout, Limits())
     with pytest.raises(fedsift.codec.FrameError, match="wrong length of b"):
         decode(encode(Update(parts, (1.0,)), spec), layout.without_buffers())
 
