@@ -7,6 +7,7 @@ with the pieces in ``compression.py``. To add a method, write its file, export i
 """
 
 from fedsift.algorithms.compressed import compressed
+from fedsift.algorithms.decomfl import decomfl
 from fedsift.algorithms.efficient_adam import efficient_adam
 from fedsift.algorithms.fairness_top import fairness_top
 from fedsift.algorithms.fedadam import fedadam
@@ -44,6 +45,7 @@ __all__ = [
     "StepContext",
     "always",
     "compressed",
+    "decomfl",
     "describe",
     "efficient_adam",
     "fairness_top",

@@ -12,6 +12,7 @@ import tomli_w
 import torch
 
 from fedsift.algorithms import Algorithm, Method, find, for_rounds, normalized_name
+from fedsift.algorithms.buffers import BUFFERS
 from fedsift.algorithms.settings import GivenSetting, written
 from fedsift.data import DATASETS, shape_of
 from fedsift.errors import ConfigError, require_choice
@@ -47,6 +48,7 @@ class RunConfig:
     dropout: float = 0.0
     min_clients: int = 0
     max_norm_ratio: float = MAX_NORM_RATIO
+    buffers: str = "average"
     wire: str = "count"
     seed: int = 0
     device: str = "auto"
@@ -73,6 +75,7 @@ class RunConfig:
         """Refuse unknown names, except those of the data and model of a Flower app."""
         find(self.algorithm)
         require_choice("device", self.device, DEVICES)
+        require_choice("buffers", self.buffers, BUFFERS)
         require_choice("weights", self.weights, ("auto", *WEIGHTS))
         if self.wire != "flower":
             require_choice("dataset", self.dataset, DATASETS)
