@@ -146,6 +146,23 @@ def test_a_server_that_sends_more_than_its_clients_is_refused(registered):
     compressed(handmade(registered, weights))
 
 
+def test_steps_may_change_the_memory_of_the_method_inside(registered):
+    def step(x, gradient, context):
+        mean = 0.5 * (context.memory["mean"] + gradient)
+        return x.replace(w=x.w - 0.01 * mean), {"mean": mean}
+
+    @registered("remembers")
+    def remembers():
+        phase = Phase(3, step, lambda c, update, m: (dense({"w": update.delta_w}), m), lambda d: d)
+        return Algorithm(always(phase), client_memory=("mean",), state=("w",))
+
+    lossless = compressed(remembers(), density=1, down_density=1, bits=32)
+    ours, theirs = (trained(federation(ridge(0), x), 3) for x in (lossless, remembers()))
+    assert torch.equal(ours.state.w, theirs.state.w)
+    assert torch.equal(ours.client_memory[0]["mean"], theirs.client_memory[0]["mean"])
+    assert bool(theirs.client_memory[0]["mean"].any())
+
+
 def test_every_setting_may_be_a_schedule():
     algorithm = for_rounds(
         compressed(fedsgd(3, lr=cosine(0.02)), density=linear(0.5, 0.2), bits=linear(8, 4)),
