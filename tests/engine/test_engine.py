@@ -23,6 +23,7 @@ from fedsift.errors import Diverged, WorkerDied
 from fedsift.models.transformer import Attention
 from fedsift.simulation import Options, prepare
 from fedsift.task import Task
+from fedsift.vector import Layout
 from fork_server import ForkedPython
 from problems import ridge
 
@@ -71,7 +72,9 @@ def rounds(fed, count=3):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
-@pytest.mark.parametrize("name", ["fedadam-ssm", "fedadam-top", "efficient-adam", "onebit-adam"])
+@pytest.mark.parametrize(
+    "name", ["fedadam-ssm", "fedadam-top", "efficient-adam", "onebit-adam", "compressed-fedadam"]
+)
 def test_parallel_results_are_bit_identical_to_the_reference(name, processes):
     parallel = federation(name, processes)
     serial = replace(parallel, engine=Reference(parallel.task))
@@ -286,12 +289,13 @@ def test_regression_without_a_test_set():
 
 
 @pytest.mark.parametrize("most", [100, 2])
-@pytest.mark.parametrize("name", algorithms.METHODS)
+@pytest.mark.parametrize("name", [*algorithms.METHODS, "compressed-fedsgd", "compressed-fedadam"])
 def test_stacked_clients_train_like_single_ones(name, most, monkeypatch):
     monkeypatch.setattr(Stacked, "_max_clients", lambda self, batch: most)
     fed = federation(name)
     plain = nn.Sequential(*(layer for layer in network() if not isinstance(layer, nn.Dropout)))
-    task = replace(fed.task, model=plain, layout=type(fed.task.layout).of(plain))
+    layout = fed.algorithm.layout_for(Layout.of(plain))
+    task = replace(fed.task, model=plain, layout=layout)
     serial = replace(fed, task=task, engine=Reference(task))
     stacked = replace(fed, task=task, engine=Stacked(task, fed.algorithm))
     ours, happened = rounds(stacked)
