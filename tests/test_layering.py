@@ -26,6 +26,7 @@ ROWS = (
     ("models",),
     ("runs",),
     ("report",),
+    ("api",),
     ("theory",),
     ("advise",),
     ("reproduce",),

@@ -5,12 +5,13 @@ cohort → local training → frames → checks → weighted mean → broadcast 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsift.algorithms.method import (
     Algorithm,
@@ -26,6 +27,7 @@ from fedsift.codec.limits import Limits
 from fedsift.codec.update import Parts, Update, WeightedSum, accumulate
 from fedsift.codec.wire import COUNTED, Wire
 from fedsift.engine.contract import Engine, Job, Received, Results
+from fedsift.engine.evaluation import NOTHING_ELSE, Evaluation
 from fedsift.errors import Diverged, TooFewClients
 from fedsift.federation.cohort import cohort_size
 from fedsift.federation.inbox import Inbox, OnUpload, ignore_uploads
@@ -62,6 +64,8 @@ class Federation:
         How messages travel. Some wires only compute sizes, others encode and decode frames.
     on_upload
         Called with every upload that is merged. It cannot change the training.
+    evaluation
+        What is measured of the global model besides its accuracy and loss, and how often.
     max_samples
         The largest number of samples that a remote client may report if the task has no batch size.
     max_norm_ratio
@@ -80,6 +84,7 @@ class Federation:
     on_upload: OnUpload = ignore_uploads
     max_samples: int = MAX_SAMPLES
     max_norm_ratio: float | None = MAX_NORM_RATIO
+    evaluation: Evaluation = NOTHING_ELSE
 
     def __post_init__(self) -> None:
         if self.algorithm.layout_for(self.task.layout) != self.task.layout:
@@ -100,6 +105,12 @@ class Federation:
     def model_weights(self, snapshot: Snapshot) -> Tensor:
         """Return the weights to evaluate and to return to the user."""
         return self.algorithm.model(snapshot.state, snapshot.server_memory)
+
+    def trained_model(self, snapshot: Snapshot) -> nn.Module:
+        """Return a copy of the model with the weights to evaluate, in evaluation mode."""
+        model = copy.deepcopy(self.task.model)
+        self.task.layout.write(self.model_weights(snapshot), model)
+        return model.eval()
 
     def run_round(self, before: Snapshot) -> tuple[Snapshot, RoundReport]:
         """Run one round; return the snapshot after it and a report of what happened."""

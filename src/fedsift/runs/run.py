@@ -6,7 +6,8 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,23 @@ from fedsift.engine.client import one_thread
 from fedsift.engine.processes.torchrun import Follower, Torchrun, rank, ranks
 from fedsift.errors import ConfigError, Diverged
 from fedsift.federation.round import Federation
+from fedsift.federation.snapshot import Snapshot
 from fedsift.models import build
 from fedsift.runs.checkpoint import Checkpoint, kernels_on, load_checkpoint, save_checkpoint
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder, column
 from fedsift.runs.model import save_model
-from fedsift.runs.records import append_round, rewind
+from fedsift.runs.records import append_line, append_round, rewind
 from fedsift.runs.tensorboard import require_tensorboard
 from fedsift.runs.uploads import Uploads, labels_of
-from fedsift.simulation import Options, Record, initial_snapshot, prepare, run_rounds
+from fedsift.simulation import (
+    Options,
+    Record,
+    initial_record,
+    initial_snapshot,
+    prepare,
+    run_rounds,
+)
 
 
 def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federation:
@@ -102,7 +111,8 @@ def restore_run(folder: RunFolder, federation: Federation) -> RestoredRun:
     device = str(federation.task.device)
     found = load_checkpoint(folder, federation, device)
     checkpoint = found or Checkpoint(initial_snapshot(federation, folder.memory_file), 0.0)
-    return RestoredRun(checkpoint, found is not None, rewind(folder, checkpoint.snapshot.round))
+    history = rewind(folder, found.snapshot.round if found else -1)
+    return RestoredRun(checkpoint, found is not None, history)
 
 
 def train_rounds(
@@ -110,19 +120,32 @@ def train_rounds(
 ) -> Generator[Record, None, None]:
     """Train the remaining rounds, write each to the folder, and yield its metrics.
 
-    The last finished round is saved even if training is interrupted. After the last round, the
-    model is saved as well.
+    A new run begins with the record of round 0. The last finished round is saved even if training
+    is interrupted. After the last round, the model is saved as well.
     """
+    with closing(train_snapshots(folder, federation, restored, rounds)) as steps:
+        for _, record in steps:
+            yield record
+
+
+def train_snapshots(
+    folder: RunFolder, federation: Federation, restored: RestoredRun, rounds: int
+) -> Generator[tuple[Snapshot, Record], None, None]:
+    """Do the same, and yield each snapshot with its metrics."""
     writer = CheckpointWriter(folder, federation, restored)
     saved = restored.checkpoint
     uploads = Uploads(federation.task.layout.d)
     watched = replace(federation, on_upload=uploads.add)
     folder.write_clients(labels_of(federation.task))
     try:
+        if saved.snapshot.round == 0 and not restored.history:
+            first = initial_record(federation, saved.snapshot)
+            append_line(folder.metrics_file, first)
+            yield saved.snapshot, first
         for snapshot, record in run_rounds(watched, saved.snapshot, rounds, saved.seconds):
             append_round(folder, record, uploads.finish_round(snapshot.round))
             writer.update(Checkpoint(snapshot, float(record["seconds"])))
-            yield record
+            yield snapshot, record
         save_model(folder, federation, writer.latest.snapshot)
         release_ranks(federation)
     except Diverged:
@@ -167,12 +190,20 @@ class CheckpointWriter:
 
 def run_summary(config: RunConfig, federation: Federation, history: list[Record]) -> dict[str, Any]:
     """Return the contents of summary.json."""
-    accuracies = column(history, "accuracy")
-    last = history[-1]
-    seconds = float(last["seconds"])
     return {
         **config.flat(),
-        "parameters": federation.task.layout.d,
+        **results_of(history, federation.task.layout.d),
+        "environment": environment(config),
+    }
+
+
+def results_of(history: Sequence[Record], parameters: int) -> dict[str, Any]:
+    """Return the results of a run, for its summary."""
+    accuracies, last = column(history, "accuracy"), history[-1]
+    seconds = float(last["seconds"])
+    trained = sum(record["round"] > 0 for record in history)
+    return {
+        "parameters": parameters,
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
         "uplink_bits_paper": last["uplink_bits_paper"],
@@ -180,16 +211,19 @@ def run_summary(config: RunConfig, federation: Federation, history: list[Record]
         "downlink_bytes": last["downlink_bytes"],
         "rejected": sum(r.get("rejected") or 0 for r in history),
         "seconds": seconds,
-        "seconds_per_round": seconds / len(history),
-        "environment": environment(config),
+        "seconds_per_round": seconds / max(1, trained),
     }
 
 
 def environment(config: RunConfig) -> dict[str, str]:
     """Return what the results depend on besides the configuration: versions and hardware."""
-    device = config.torch_device()
-    kernels = {} if device == "cuda" else {"kernels": kernels_on(device)}
     corpus = digest_of(config.dataset)
+    return {**environment_on(config.torch_device()), **({"corpus": corpus} if corpus else {})}
+
+
+def environment_on(device: str) -> dict[str, str]:
+    """Return the versions and the hardware that a run on this device depends on."""
+    kernels = {} if device == "cuda" else {"kernels": kernels_on(device)}
     return {
         "fedsift": fedsift.__version__,
         "commit": commit(),
@@ -200,7 +234,6 @@ def environment(config: RunConfig) -> dict[str, str]:
         else f"cpu ({os.cpu_count()} cores)",
         "platform": platform.platform(terse=True),
         **kernels,
-        **({"corpus": corpus} if corpus else {}),
     }
 
 
