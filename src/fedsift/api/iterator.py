@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -16,13 +16,20 @@ from fedsift.api.settings import settings_of
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
 from fedsift.runs.uploads import labels_of
-from fedsift.simulation import Options, Record, check_algorithm, initial_snapshot, prepare
-from fedsift.simulation.loop import run_with_initial
+from fedsift.simulation import (
+    Options,
+    Record,
+    check_algorithm,
+    initial_record,
+    initial_snapshot,
+    prepare,
+    run_rounds,
+)
 from fedsift.simulation.preparation import check_whole
 
-OnRound = Callable[[Record, nn.Module], Any]
+OnRound = Callable[..., Any]
 """Called after each round with its record and the global model. Returning True stops the run."""
-Steps = Generator[tuple[Snapshot, Record], None, None]
+Steps = Iterator[tuple[Snapshot, Record]]
 
 
 class Rounds(Iterator[tuple[Record, nn.Module, Snapshot]]):
@@ -35,16 +42,15 @@ class Rounds(Iterator[tuple[Record, nn.Module, Snapshot]]):
     def __init__(
         self,
         federation: Federation,
-        steps: Steps,
         settings: Mapping[str, Any],
+        snapshot: Snapshot,
         history: list[Record],
+        steps: Steps,
         on_round: OnRound | None,
     ) -> None:
         self.federation, self.settings, self.on_round = federation, settings, on_round
-        self.history, self._steps = history, steps
+        self.snapshot, self.history, self._steps = snapshot, history, steps
         self.is_stopped = False
-        self.snapshot, first = next(steps)
-        self.history.append(first)
 
     def __next__(self) -> tuple[Record, nn.Module, Snapshot]:
         if not self.advance():
@@ -78,32 +84,50 @@ class Rounds(Iterator[tuple[Record, nn.Module, Snapshot]]):
 
 def begin(given: Mapping[str, Any]) -> Rounds:
     """Check the arguments of :func:`fedsift.simulate`, and return its rounds."""
-    rounds, on_round = given["rounds"], given["on_round"]
+    rounds, on_round = given["rounds"], with_model(given["on_round"])
     check_whole("rounds", rounds, at_least=1)
-    check_on_round(on_round)
     options = Options(**{field.name: given[field.name] for field in fields(Options)})
     algorithm = for_rounds(check_algorithm(given["algorithm"] or fedadam_ssm()), rounds)
     federation = prepare(given["model"], given["clients"], given["test"], algorithm, options)
     settings = settings_of(federation, options, rounds)
-    steps = run_with_initial(federation, initial_snapshot(federation), rounds)
-    return Rounds(federation, steps, settings, [], on_round)
+    start = initial_snapshot(federation)
+    history = [initial_record(federation, start)]
+    return Rounds(
+        federation, settings, start, history, run_rounds(federation, start, rounds), on_round
+    )
 
 
-def check_on_round(on_round: OnRound | None) -> None:
-    """Raise ValueError unless a function can be called with a record and a model."""
-    if on_round is None:
-        return
-    try:
-        signature = inspect.signature(on_round)
-    except (TypeError, ValueError):  # not a function, or one written in C
-        signature = None
-    try:
-        if signature is not None:
-            signature.bind(None, None)
-    except TypeError:
+def with_model(on_round: OnRound | None) -> OnRound | None:
+    """Return a function of (record, model), also for one that takes only the record.
+
+    >>> seen = []
+    >>> with_model(seen.append)({"round": 1}, nn.Linear(1, 1))
+    >>> seen
+    [{'round': 1}]
+    >>> with_model(lambda: None)
+    Traceback (most recent call last):
+    ...
+    ValueError: on_round is called with (record, model), but this function takes ()
+    """
+    if on_round is None or takes(on_round, 2):
+        return on_round
+    if not takes(on_round, 1):
         raise ValueError(
-            f"on_round is called with (record, model); {on_round!r} takes {signature}"
-        ) from None
+            "on_round is called with (record, model), but this function takes "
+            f"{inspect.signature(on_round)}"
+        )
+    return lambda record, model: on_round(record)
+
+
+def takes(function: Callable[..., Any], arguments: int) -> bool:
+    """Whether a function can be called with this many arguments."""
+    try:
+        inspect.signature(function).bind(*range(arguments))
+    except TypeError:
+        return False
+    except ValueError:  # the signature of a function written in C may be unknown
+        return True
+    return True
 
 
 def is_true(answer: Any) -> bool:

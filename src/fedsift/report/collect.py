@@ -16,8 +16,8 @@ from fedsift.errors import ConfigError
 from fedsift.report.validation import METRICS, SUMMARY, UPLOADS, check_fields, check_lines
 from fedsift.runs.compare import dense_fedadam_bytes, megabytes, reached
 from fedsift.runs.config import read_values
-from fedsift.runs.folder import RunFolder
-from fedsift.runs.records import last_round
+from fedsift.runs.folder import RunFolder, column
+from fedsift.runs.records import last_round, trained_rounds
 from fedsift.simulation import Record
 
 NOT_A_METHOD = ("seed", "tensorboard")
@@ -159,7 +159,7 @@ def read_run(path: Path) -> ReportedRun:
 def partial_summary(settings: Mapping[str, Any], history: Sequence[Record]) -> dict[str, Any]:
     """Return the summary of an unfinished run."""
     seconds = float(history[-1]["seconds"])
-    accuracies = [x for r in history if (x := r.get("accuracy")) is not None]
+    accuracies = column(trained_rounds(history), "accuracy")
     return {
         **settings,
         "final_accuracy": accuracies[-1] if accuracies else None,

@@ -108,7 +108,7 @@ function formatted(values, missing) {
 }
 
 function toTarget(group, target) {
-  const at = group.runs.map((run) => run.accuracy.findIndex((x) => x !== null && x >= target));
+  const at = group.runs.map((run) => run.accuracy.findIndex((x, n) => run.rounds[n] && x !== null && x >= target));
   const of = (value) => group.runs.map((run, n) => (at[n] < 0 ? null : value(run, at[n])));
   const megabytes = formatted(of((run, n) => run.megabytes[n]), "∞");
   const ratios = of((run, n) => (run.dense && run.megabytes[n] ? (run.dense * run.rounds[n]) / run.megabytes[n] : null));

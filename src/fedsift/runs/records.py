@@ -79,6 +79,15 @@ def last_round(history: Sequence[Record]) -> int:
     return int(history[-1]["round"]) if history else 0
 
 
+def trained_rounds(history: Sequence[Record]) -> list[Record]:
+    """Return the history without round 0, the initial model.
+
+    >>> trained_rounds([{"round": 0}, {"round": 1}])
+    [{'round': 1}]
+    """
+    return [record for record in history if record["round"] > 0]
+
+
 def read_rounds(
     file: Path, fields: Fields, checkpoint: Path, is_complete: bool = True
 ) -> list[dict[str, Any]]:

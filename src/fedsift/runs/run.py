@@ -27,7 +27,7 @@ from fedsift.runs.checkpoint import Checkpoint, kernels_on, load_checkpoint, sav
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder, column
 from fedsift.runs.model import save_model
-from fedsift.runs.records import append_line, append_round, rewind
+from fedsift.runs.records import append_line, append_round, rewind, trained_rounds
 from fedsift.runs.tensorboard import require_tensorboard
 from fedsift.runs.uploads import Uploads, labels_of
 from fedsift.simulation import (
@@ -107,12 +107,18 @@ class RestoredRun:
 
 
 def restore_run(folder: RunFolder, federation: Federation) -> RestoredRun:
-    """Load the latest checkpoint, or the initial state; drop the metrics of later rounds."""
-    device = str(federation.task.device)
-    found = load_checkpoint(folder, federation, device)
-    checkpoint = found or Checkpoint(initial_snapshot(federation, folder.memory_file), 0.0)
+    """Load the latest checkpoint, and drop the metrics of later rounds.
+
+    Without a checkpoint, start over: evaluate the initial model, and write the record of round 0.
+    """
+    found = load_checkpoint(folder, federation, str(federation.task.device))
     history = rewind(folder, found.snapshot.round if found else -1)
-    return RestoredRun(checkpoint, found is not None, history)
+    if found:
+        return RestoredRun(found, is_on_disk=True, history=history)
+    start = initial_snapshot(federation, folder.memory_file)
+    first = initial_record(federation, start)
+    append_line(folder.metrics_file, first)
+    return RestoredRun(Checkpoint(start, 0.0), is_on_disk=False, history=[first])
 
 
 def train_rounds(
@@ -120,8 +126,8 @@ def train_rounds(
 ) -> Generator[Record, None, None]:
     """Train the remaining rounds, write each to the folder, and yield its metrics.
 
-    A new run begins with the record of round 0. The last finished round is saved even if training
-    is interrupted. After the last round, the model is saved as well.
+    The last finished round is saved even if training is interrupted. After the last round, the
+    model is saved as well.
     """
     with closing(train_snapshots(folder, federation, restored, rounds)) as steps:
         for _, record in steps:
@@ -138,10 +144,6 @@ def train_snapshots(
     watched = replace(federation, on_upload=uploads.add)
     folder.write_clients(labels_of(federation.task))
     try:
-        if saved.snapshot.round == 0 and not restored.history:
-            first = initial_record(federation, saved.snapshot)
-            append_line(folder.metrics_file, first)
-            yield saved.snapshot, first
         for snapshot, record in run_rounds(watched, saved.snapshot, rounds, saved.seconds):
             append_round(folder, record, uploads.finish_round(snapshot.round))
             writer.update(Checkpoint(snapshot, float(record["seconds"])))
@@ -199,9 +201,8 @@ def run_summary(config: RunConfig, federation: Federation, history: list[Record]
 
 def results_of(history: Sequence[Record], parameters: int) -> dict[str, Any]:
     """Return the results of a run, for its summary."""
-    accuracies, last = column(history, "accuracy"), history[-1]
-    seconds = float(last["seconds"])
-    trained = sum(record["round"] > 0 for record in history)
+    trained, last = trained_rounds(history), history[-1]
+    accuracies, seconds = column(trained, "accuracy"), float(last["seconds"])
     return {
         "parameters": parameters,
         "final_accuracy": accuracies[-1] if accuracies else None,
@@ -211,7 +212,7 @@ def results_of(history: Sequence[Record], parameters: int) -> dict[str, Any]:
         "downlink_bytes": last["downlink_bytes"],
         "rejected": sum(r.get("rejected") or 0 for r in history),
         "seconds": seconds,
-        "seconds_per_round": seconds / max(1, trained),
+        "seconds_per_round": seconds / max(1, len(trained)),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,6 @@ def run_rounds(
         measured = evaluate(federation, snapshot) if is_due else {}
         seconds += time.perf_counter() - began
         yield snapshot, record_of(snapshot, measured, report, seconds)
-
-
-def run_with_initial(
-    federation: Federation, snapshot: Snapshot, rounds: int, seconds: float = 0.0
-) -> Generator[tuple[Snapshot, Record], None, None]:
-    """Yield the record of round 0, then run the rounds up to ``rounds``."""
-    yield snapshot, initial_record(federation, snapshot)
-    yield from run_rounds(federation, snapshot, rounds, seconds)
 
 
 def initial_record(federation: Federation, snapshot: Snapshot) -> Record:
