@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from multiprocessing import active_children
@@ -25,6 +23,8 @@ from fedsift.errors import Diverged, WorkerDied
 from fedsift.models.transformer import Attention
 from fedsift.simulation import Options, prepare
 from fedsift.task import Task
+from fedsift.vector import Layout
+from fork_server import ForkedPython
 from problems import ridge
 
 CUDA = torch.cuda.is_available()
@@ -72,7 +72,9 @@ def rounds(fed, count=3):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
-@pytest.mark.parametrize("name", ["fedadam-ssm", "fedadam-top", "efficient-adam", "onebit-adam"])
+@pytest.mark.parametrize(
+    "name", ["fedadam-ssm", "fedadam-top", "efficient-adam", "onebit-adam", "compressed-fedadam"]
+)
 def test_parallel_results_are_bit_identical_to_the_reference(name, processes):
     parallel = federation(name, processes)
     serial = replace(parallel, engine=Reference(parallel.task))
@@ -179,7 +181,7 @@ def test_a_stopped_worker_is_reported_in_one_line(when, monkeypatch):
     fed.engine.start_pool()
     process = next(iter(fed.engine.pool.processes.values()))
     memory = {n: {} for n in range(5)}
-    job = Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2, 3, 4), memory)
+    job = Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2, 3, 4), memory, "batch")
     results = fed.engine.train(job)
     if when == "during":
         next(results)
@@ -226,7 +228,8 @@ def test_an_abandoned_round_does_not_disturb_the_next():
     fed = federation(participation=1.0, dropout=0.0)
     start = fed.initial_snapshot()
     fed.engine.start_pool()
-    job = Job(1, fed.algorithm.phase(1), start.state, (4, 3, 2, 1, 0), {n: {} for n in range(5)})
+    memory = {n: {} for n in range(5)}
+    job = Job(1, fed.algorithm.phase(1), start.state, (4, 3, 2, 1, 0), memory, "batch")
     left = fed.engine.train(job)
     next(left)  # the other results are never read
     ours, _ = fed.run_round(start)
@@ -240,22 +243,17 @@ def test_an_abandoned_round_does_not_disturb_the_next():
 def test_ctrl_c_does_not_wait_for_clients_that_train(tmp_path):
     (tmp_path / "wait").touch()
     here = Path(__file__).parents[1]
-    process = subprocess.Popen(
-        [sys.executable, str(here / "interrupted.py"), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE, text=True,
-        # Without this it would ignore Ctrl-C where the tests themselves run in the background.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    process = ForkedPython(str(here / "interrupted.py"), str(tmp_path))
     try:
         while len(begun := list(tmp_path.glob("*.pid"))) < 2:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
-        assert process.stdout.readline() == "interrupted\n"
-        assert time.monotonic() - began < 2
-        assert process.communicate(timeout=60)[0] == "the same\n"
+        while process.printed() != "interrupted\n":
+            assert time.monotonic() - began < 2
+            time.sleep(0.01)
+        assert process.communicate(timeout=60)[0] == "interrupted\nthe same\n"
     finally:
         process.kill()
         process.wait()
@@ -291,12 +289,13 @@ def test_regression_without_a_test_set():
 
 
 @pytest.mark.parametrize("most", [100, 2])
-@pytest.mark.parametrize("name", algorithms.METHODS)
+@pytest.mark.parametrize("name", [*algorithms.METHODS, "compressed-fedsgd", "compressed-fedadam"])
 def test_stacked_clients_train_like_single_ones(name, most, monkeypatch):
     monkeypatch.setattr(Stacked, "_max_clients", lambda self, batch: most)
     fed = federation(name)
     plain = nn.Sequential(*(layer for layer in network() if not isinstance(layer, nn.Dropout)))
-    task = replace(fed.task, model=plain, layout=type(fed.task.layout).of(plain))
+    layout = fed.algorithm.layout_for(Layout.of(plain))
+    task = replace(fed.task, model=plain, layout=layout)
     serial = replace(fed, task=task, engine=Reference(task))
     stacked = replace(fed, task=task, engine=Stacked(task, fed.algorithm))
     ours, happened = rounds(stacked)
@@ -402,7 +401,7 @@ def test_a_result_is_yielded_before_the_next_stack_trains(monkeypatch):
     train = engine._train_stack
     monkeypatch.setattr(engine, "_train_stack", lambda j, c: (trained.append(c), train(j, c))[1])
     start = fed.initial_snapshot()
-    job = Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2), {n: {} for n in range(3)})
+    job = Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2), {n: {} for n in range(3)}, "batch")
     next(engine.train(job))
     assert trained == [(0,)]
 
@@ -443,5 +442,6 @@ def test_a_method_may_store_its_gradients():
         return x.replace(w=x.w - 0.1 * gradient)
 
     phase = replace(fed.algorithm.phase(1), step=step)
-    list(Reference(fed.task).train(Job(1, phase, fed.initial_snapshot().state, (0,), {0: {}})))
+    start = fed.initial_snapshot().state
+    list(Reference(fed.task).train(Job(1, phase, start, (0,), {0: {}}, "batch")))
     assert len({float(gradient.sum()) for gradient in kept}) == phase.local_steps

@@ -14,7 +14,7 @@ from fedsift.api.iterator import OnRound, Rounds, begin
 from fedsift.api.result import Result
 from fedsift.engine.evaluation import Evaluate, Metric
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
-from fedsift.task import Loss, Transform
+from fedsift.task import Loss, Transform, Weights
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,8 +36,10 @@ def simulate(
     device: str | torch.device = "auto",
     precision: str = "fp32",
     max_norm_ratio: float | None = MAX_NORM_RATIO,
+    weights: Weights | None = None,
     transform: Transform | None = None,
     num_workers: int = 0,
+    buffers: str = "average",
     on_round: OnRound | None = None,
     metrics: Mapping[str, Metric] | None = None,
     evaluate: Evaluate | None = None,
@@ -83,12 +85,19 @@ def simulate(
         Reject an update if the L2 norm of its W is more than this many times the usual norm in this
         and recent rounds. The limit for M is twice that, for V the square of the limit for M.
         0 or None disables the bound.
+    weights
+        The clients' weights in the mean: ``"batch"``, their mini-batch sizes, as in the paper;
+        ``"examples"``, their numbers of samples; ``"equal"``; or None for the algorithm's own.
     transform
         Applied to the inputs of each training batch, on the device: ``transform(x)``. Random
         transforms are seeded by round, client and step.
     num_workers
         Processes that fetch the items of Datasets ahead of their use; 0 fetches them in the
         training process. Results do not depend on this number.
+    buffers
+        What happens to the buffers that training changes, such as the running statistics of batch
+        normalization: ``"average"`` averages and sends them, ``"local"`` leaves each client its
+        own, ``"frozen"`` keeps normalization layers in evaluation mode, at the initial values.
     on_round
         Called after each round: ``on_round(record, model)``, with the round's metrics and a copy of
         the global model. If it returns True, training stops, and ``simulate`` returns the result.

@@ -30,7 +30,8 @@ class Result:
     history: list[Record]
     layout: Layout
     weights: Tensor
-    """The trained model's parameters as a flat vector. Most methods return the global W."""
+    """The trained model's parameters as a flat vector, followed by the buffers that training
+    changes. Most methods return the global W."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     labels: Sequence[Sequence[int]] = ()
     """The number of samples of each class on each client; empty without class labels."""
@@ -46,7 +47,7 @@ class Result:
         return next(reversed(column(self.history, "accuracy")), None)
 
     def load_into(self, model: nn.Module) -> None:
-        """Set a model's parameters to the trained weights."""
+        """Set a model's parameters, and the buffers that training changes, to the trained ones."""
         self.layout.write(self.weights, model)
 
     def report(self, path: str | Path) -> None:

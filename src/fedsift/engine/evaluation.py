@@ -28,6 +28,7 @@ Metric = Callable[[Any, Any], float]
 """A function of the model's output and y that returns a number."""
 Evaluate = Callable[[nn.Module], Mapping[str, Any]]
 """A function of the global model that returns named numbers."""
+ModelOfClient = Callable[[int], nn.Module]
 
 OWN_COLUMNS = (
     "round", "clients", "rejected", "clamped", "train_loss", "problems", "uplink_bits_paper",
@@ -81,11 +82,14 @@ class Evaluation:
             raise ValueError("evaluate must be a function (model) -> dict of numbers")
         check_client_tests(self.client_tests, task)
 
-    def measure(self, task: Task, model: nn.Module) -> dict[str, Any]:
-        """Return everything that is measured of a model, by column."""
+    def measure(self, task: Task, model: nn.Module, of_client: ModelOfClient) -> dict[str, Any]:
+        """Return everything that is measured of a model, by column.
+
+        ``of_client`` returns the model as a client uses it, with the client's own buffers.
+        """
         found: dict[str, Any] = {**measure_metrics(self.metrics, task, model)}
         if self.client_tests:
-            found |= measure_clients(self.client_tests, task, model)
+            found |= measure_clients(self.client_tests, task, of_client)
         if self.function is not None:
             found |= call_function(self.function, task, model)
         return found
@@ -149,11 +153,14 @@ def number_of(metric: Metric, output: Any, y: Tree) -> float:
 
 
 def measure_clients(
-    client_tests: Sequence[Data], task: Task, model: nn.Module
+    client_tests: Sequence[Data], task: Task, of_client: ModelOfClient
 ) -> dict[str, float | list[float]]:
     """Return the accuracy on each client's test data: all, mean, worst, 10th percentile, std."""
     with seeded_random(torch_seed(task.seed, "client tests"), task.device):
-        found = [accuracy_on(replace(task, test=data), model) for data in client_tests]
+        found = [
+            accuracy_on(replace(task, test=data), of_client(client))
+            for client, data in enumerate(client_tests)
+        ]
     return {
         "client_accuracy": found,
         "client_accuracy_mean": float(np.mean(found)),

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 
+from fedsift.algorithms.buffers import keeps_buffers, own_buffers
 from fedsift.algorithms.method import (
     Algorithm,
     Context,
@@ -35,7 +37,7 @@ from fedsift.federation.memories import CohortMemory, InMemory, memory_fits
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, NormBound
 from fedsift.federation.snapshot import RoundReport, Snapshot, Traffic, full_update
 from fedsift.seeding import stream
-from fedsift.task import Task, all_finite
+from fedsift.task import Task, Weights, all_finite, check_weights, weight_of
 from fedsift.vector import Layout, State
 
 MAX_SAMPLES = 1_000_000
@@ -67,10 +69,13 @@ class Federation:
     evaluation
         What is measured of the global model besides its accuracy and loss, and how often.
     max_samples
-        The largest number of samples that a remote client may report if the task has no batch size.
+        The largest number of samples that a remote client may report, if its weight depends on it.
     max_norm_ratio
         Reject an update if the L2 norm of its W is more than this many times the usual norm.
         0 or None disables the bound.
+    weights
+        The clients' weights in the mean: ``"batch"``, their mini-batch sizes; ``"examples"``, their
+        numbers of samples; ``"equal"``; or None for the method's own.
 
     """
 
@@ -84,9 +89,11 @@ class Federation:
     on_upload: OnUpload = ignore_uploads
     max_samples: int = MAX_SAMPLES
     max_norm_ratio: float | None = MAX_NORM_RATIO
+    weights: Weights | None = None
     evaluation: Evaluation = NOTHING_ELSE
 
     def __post_init__(self) -> None:
+        check_weights(self.weights)
         if self.algorithm.layout_for(self.task.layout) != self.task.layout:
             raise ValueError("the task's layout must be made by algorithm.layout_for(layout)")
 
@@ -94,31 +101,55 @@ class Federation:
         """Return the snapshot before round 1: every client has received the model's parameters."""
         return self.initial_snapshot_from(self.task.layout.read(self.task.model))
 
-    def initial_snapshot_from(self, w: Tensor) -> Snapshot:
-        """Return the snapshot before round 1, with the given weights."""
-        state = self.algorithm.initial_state(self.task.layout, w)
+    def initial_snapshot_from(self, values: Tensor) -> Snapshot:
+        """Return the snapshot before round 1, with the given parameters and buffers."""
+        state = self.algorithm.initial_state(self.task.layout, values)
         limits = Limits(max_abs=float("inf"))
         _, size = self.wire.send(full_update(state), self.frame_spec(0, bytes(8)), limits)
-        memory = zero_memory(self.algorithm.server_memory, self.task.layout, w)
+        memory = zero_memory(self.algorithm.server_memory, self.task.layout, state.w)
         return Snapshot(0, state, memory, InMemory(), Traffic(downlink_bytes=size))
 
     def model_weights(self, snapshot: Snapshot) -> Tensor:
-        """Return the weights to evaluate and to return to the user."""
-        return self.algorithm.model(snapshot.state, snapshot.server_memory)
+        """Return the weights to evaluate and to return to the user, followed by the buffers.
+
+        If clients keep their own buffers, these are the mean over the clients of the last round.
+        """
+        values = self.algorithm.model(snapshot.state, snapshot.server_memory)
+        if not keeps_buffers(self.algorithm):
+            return values
+        known = [n for n in self.cohort(snapshot.round) if n in snapshot.client_memory]
+        own = [self.client_weights(snapshot, n) for n in known]
+        return torch.stack(own).mean(0) if own else values
+
+    def client_weights(self, snapshot: Snapshot, client: int) -> Tensor:
+        """Return the weights and buffers with which a client uses the model.
+
+        They differ from those of :meth:`model_weights` if clients keep their own buffers.
+        """
+        values = self.algorithm.model(snapshot.state, snapshot.server_memory)
+        if not keeps_buffers(self.algorithm) or client not in snapshot.client_memory:
+            return values
+        w, b = self.task.layout.split(values)
+        return torch.cat([w, own_buffers(b, snapshot.client_memory[client])[0]])
 
     def trained_model(self, snapshot: Snapshot) -> nn.Module:
         """Return a copy of the model with the weights to evaluate, in evaluation mode."""
+        return self._model_with(self.model_weights(snapshot))
+
+    def client_model(self, snapshot: Snapshot, client: int) -> nn.Module:
+        """Return a copy of the model as a client uses it: with its own buffers, if it has any."""
+        return self._model_with(self.client_weights(snapshot, client))
+
+    def _model_with(self, w: Tensor) -> nn.Module:
         model = copy.deepcopy(self.task.model)
-        self.task.layout.write(self.model_weights(snapshot), model)
+        self.task.layout.write(w, model)
         return model.eval()
 
     def run_round(self, before: Snapshot) -> tuple[Snapshot, RoundReport]:
         """Run one round; return the snapshot after it and a report of what happened."""
-        round = before.round + 1
-        phase = self.algorithm.phase(round)
-        cohort = self.cohort(round)
-        lost = self.lost_clients(round, cohort)
-        job = Job(round, phase, before.state, cohort, self.cohort_memory(before, cohort))
+        job = self.job_after(before)
+        round, phase = job.round, job.phase
+        lost = self.lost_clients(round, job.cohort)
         inbox = self.open_inbox(job, before)
         for reply in self.engine.train(job):
             if isinstance(reply, Results):
@@ -137,6 +168,13 @@ class Federation:
         traffic = self.count_traffic(before.traffic, phase, inbox, broadcast_bytes)
         report = RoundReport(inbox.merged, inbox.rejected, clamped, inbox.loss, inbox.problems)
         return replace(after, traffic=traffic), report
+
+    def job_after(self, before: Snapshot) -> Job:
+        """Return the local training of the round after a snapshot."""
+        round = before.round + 1
+        phase, cohort = self.algorithm.phase(round), self.cohort(round)
+        memory = self.cohort_memory(before, cohort)
+        return Job(round, phase, before.state, cohort, memory, self.weighting)
 
     def broadcast(self, snapshot: Snapshot, phase: Phase, mean: State) -> tuple[Snapshot, int, int]:
         """Compress the mean update, send it to the clients, and apply what was sent.
@@ -186,7 +224,8 @@ class Federation:
 
     def decode_upload(self, reply: Received, limits: Limits) -> Update:
         """Decode the frame of a remote client, or raise a :class:`FrameError`."""
-        most = self.task.batch_size or self.max_samples
+        samples = self.max_samples
+        most = weight_of(self.weighting, samples, self.task.batch_size or samples)
         limits = replace(limits, client=reply.client, min_weight=1, max_weight=most)
         return decode(reply.frame, self.task.layout, limits)
 
@@ -204,10 +243,20 @@ class Federation:
         """Return the header fields of a round's frames."""
         return Spec(self.task.layout, self.algorithm.name, round, run=self.run_id, base=base)
 
+    @property
+    def weighting(self) -> Weights:
+        """What decides the clients' weights in the mean."""
+        return self.weights or self.algorithm.weights
+
+    def weight(self, client: int) -> float:
+        """Return a client's weight in the mean."""
+        return self.task.weight(client, self.weighting)
+
     @cached_property
     def run_id(self) -> bytes:
         """Eight bytes that identify the frames of this federation."""
-        return run_id(self.task.layout, self.algorithm, self.task.seed, self.task.batch_size)
+        task = self.task
+        return run_id(task.layout, self.algorithm, task.seed, task.batch_size, self.weighting)
 
     def cohort(self, round: int) -> tuple[int, ...]:
         """Draw the clients that train in a round, in ascending order."""
@@ -256,9 +305,11 @@ class Federation:
         )
 
 
-def run_id(layout: Layout, algorithm: Algorithm, seed: int, batch_size: int | None) -> bytes:
-    """Return a hash of the model's layout, the method, the seed and the batch size."""
-    about = (layout.fingerprint(), repr(algorithm), seed, batch_size)
+def run_id(
+    layout: Layout, algorithm: Algorithm, seed: int, batch_size: int | None, weights: Weights
+) -> bytes:
+    """Return a hash of the model's layout, the method, the seed, the batch size and the weights."""
+    about = (layout.fingerprint(), repr(algorithm), seed, batch_size, weights)
     return hashlib.blake2b(repr(about).encode(), digest_size=8).digest()
 
 

@@ -12,8 +12,10 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 from torch import Tensor, nn
 
+from fedsift.algorithms.buffers import BUFFERS, with_buffers
 from fedsift.algorithms.method import Algorithm
 from fedsift.algorithms.registry import require_own_rounds
+from fedsift.errors import require_choice
 from fedsift.federation.cohort import check_cohort
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import MAX_SAMPLES
@@ -23,7 +25,7 @@ from fedsift.flower.engine import EvaluateFn, RemoteEngine
 from fedsift.flower.run import DeployedRun
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
-from fedsift.task import RemoteClients, Task
+from fedsift.task import RemoteClients, Task, Weights, check_weights
 from fedsift.vector import Layout
 
 
@@ -44,9 +46,11 @@ class FedSift(Strategy):
         The run folder. If it already contains this run, the run is continued.
     batch_size
         Samples per local step; None takes the whole local data set.
+    weights
+        The clients' weights in the mean: ``"batch"``, their mini-batch sizes; ``"examples"``, their
+        numbers of samples; ``"equal"``; or None for the algorithm's own.
     max_samples
-        The largest number of samples that a client may report if ``batch_size`` is None. That
-        number is then its weight in the mean.
+        The largest number of samples that a client may report, if its weight depends on it.
     participation
         The fraction of clients that train in each round.
     min_clients
@@ -55,6 +59,9 @@ class FedSift(Strategy):
         Reject an update if the L2 norm of its W is more than this many times the usual norm in this
         and recent rounds. The limit for M is twice that, for V the square of the limit for M.
         0 or None disables the bound.
+    buffers
+        What happens to running statistics, such as those of batch normalization: ``"average"``,
+        ``"local"`` or ``"frozen"``, as in :func:`fedsift.simulate`. The clients must use the same.
     enough
         Close the round after this many valid updates. None waits for every client.
     wait
@@ -75,10 +82,12 @@ class FedSift(Strategy):
         folder: str | Path,
         *,
         batch_size: int | None = 64,
+        weights: Weights | None = None,
         max_samples: int = MAX_SAMPLES,
         participation: float = 1.0,
         min_clients: int = 1,
         max_norm_ratio: float | None = MAX_NORM_RATIO,
+        buffers: str = "average",
         enough: int | None = None,
         wait: float = 300.0,
         seed: int = 0,
@@ -95,15 +104,17 @@ class FedSift(Strategy):
             )
         check_cohort(clients, participation, min_clients)
         check_max_norm_ratio(max_norm_ratio)
+        check_weights(weights)
+        require_choice("buffers", buffers, BUFFERS)
         require_own_rounds(algorithm)
         if enough is not None and not max(1, min_clients) <= enough <= clients:
             least = max(1, min_clients)
             raise ValueError(f"enough must be from {least} to {clients}, or None, got {enough}")
         self.algorithm, self.clients = algorithm, clients
-        self.batch_size, self.max_samples = batch_size, max_samples
+        self.batch_size, self.max_samples, self.weights = batch_size, max_samples, weights
         self.seed, self.participation = seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
-        self.max_norm_ratio = float(max_norm_ratio or 0)
+        self.max_norm_ratio, self.buffers = float(max_norm_ratio or 0), buffers
         self.path, self.dataset, self.model = Path(folder), dataset, model
         self.partition, self.theta = partition, theta
         self.run: DeployedRun | None = None
@@ -163,11 +174,13 @@ class FedSift(Strategy):
             clients=self.clients,
             rounds=rounds,
             batch_size=self.batch_size or 0,
+            weights=self.weights or self.algorithm.weights,
             partition=self.partition,
             theta=self.theta,
             participation=self.participation,
             min_clients=self.min_clients,
             max_norm_ratio=self.max_norm_ratio,
+            buffers=self.buffers,
             wire="flower",
             seed=self.seed,
             device="cpu",
@@ -187,16 +200,21 @@ class FedSift(Strategy):
         """Return the run in the folder, ready for its next round."""
         # The clients have the model and the data. The server knows only their layout and number.
         loss, clients = nn.functional.cross_entropy, RemoteClients(self.clients, {})
+        if self.buffers == "frozen":
+            layout, w = layout.without_buffers(), layout.split(w)[0]
+        algorithm = with_buffers(self.algorithm, layout, self.buffers)
+        layout = algorithm.layout_for(layout)
         task = Task(nn.Module(), loss, clients, None, self.batch_size, self.seed, layout)
         engine = RemoteEngine(evaluate_fn, self.enough, Result())
         federation = Deployment(
             task,
-            self.algorithm,
+            algorithm,
             engine,
             self.participation,
             min_clients=self.min_clients,
             max_samples=self.max_samples,
             max_norm_ratio=self.max_norm_ratio,
+            weights=self.weights,
         )
         return DeployedRun.restore(folder, federation, engine, w, timeout, self.wait)
 

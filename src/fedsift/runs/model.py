@@ -16,7 +16,7 @@ def save_model(folder: RunFolder, federation: Federation, snapshot: Snapshot) ->
     task, w = federation.task, federation.model_weights(snapshot)
     about = {"round": snapshot.round, "layout": task.layout.fingerprint()}
     if not any(True for _ in task.model.parameters()):
-        save_tensors(folder.model_file, task.layout.unflatten(w), about)
+        save_tensors(folder.model_file, task.layout.named(w), about)
         return
     model = federation.trained_model(snapshot)
     # Clones, because tied parameters share memory and a safetensors file does not.

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def evaluate(federation: Federation, snapshot: Snapshot) -> dict[str, Any]:
     found: dict[str, Any] = {"accuracy": accuracy, "loss": loss}
     if not federation.evaluation.is_empty:
         model = federation.trained_model(snapshot)
-        found |= federation.evaluation.measure(federation.task, model)
+        of_client = partial(federation.client_model, snapshot)
+        found |= federation.evaluation.measure(federation.task, model, of_client)
     return {name: finite_or_none(x) if is_number(x) else x for name, x in found.items()}
 
 

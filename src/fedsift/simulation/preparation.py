@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedsift.algorithms import Algorithm
+from fedsift.algorithms.buffers import BUFFERS, with_buffers
 from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Forked, Stacked, Task
 from fedsift.engine.evaluation import Evaluate, Evaluation, Metric
@@ -19,7 +20,7 @@ from fedsift.engine.gpu.stacked import PRECISIONS
 from fedsift.federation.cohort import check_cohort
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import Federation
-from fedsift.task import Loss, Transform, check_model, check_task
+from fedsift.task import Loss, Transform, Weights, check_model, check_task, check_weights
 from fedsift.task.samples import as_data
 from fedsift.vector import Layout
 
@@ -40,6 +41,8 @@ class Options:
     max_norm_ratio: float | None = MAX_NORM_RATIO
     transform: Transform | None = None
     num_workers: int = 0
+    weights: Weights | None = None
+    buffers: str = "average"
     metrics: Mapping[str, Metric] | None = None
     evaluate: Evaluate | None = None
     evaluate_every: int = 1
@@ -51,12 +54,14 @@ class Options:
             check_whole("batch_size", self.batch_size, at_least=1)
         check_cohort(clients, self.participation, self.min_clients)
         check_max_norm_ratio(self.max_norm_ratio)
+        check_weights(self.weights)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         check_choice("precision", self.precision, PRECISIONS)
         if self.precision != "fp32" and torch.device(chosen_device(self.device)).type != "cuda":
             raise ValueError(f"precision {self.precision} needs a GPU; use fp32 on {self.device}")
         check_choice("wire", self.wire, WIRES)
+        check_choice("buffers", self.buffers, BUFFERS)
         check_whole("seed", self.seed, at_least=0)
         check_whole("num_workers", self.num_workers, at_least=0)
         check_whole("evaluate_every", self.evaluate_every, at_least=1)
@@ -78,7 +83,7 @@ def prepare(
     options.check(len(clients))
     check_model(model)
     device = chosen_device(options.device)
-    layout = algorithm.layout_for(Layout.of(model))
+    layout = Layout.of(model)
     local = [as_data(f"client {n}", data, device, layout.dtype) for n, data in enumerate(clients)]
     tested = None if test is None else as_data("the test set", test, device, layout.dtype)
     task = Task(
@@ -91,8 +96,11 @@ def prepare(
         layout,
         options.transform,
         options.num_workers,
+        is_frozen=options.buffers == "frozen",
     )
-    check_task(task)
+    layout = layout.with_buffers(task.model, check_task(task))
+    algorithm = with_buffers(algorithm, layout, options.buffers)
+    task = replace(task, layout=algorithm.layout_for(layout))
     evaluation = evaluation_of(options, task)
     evaluation.check(task)
     return Federation(
@@ -104,6 +112,7 @@ def prepare(
         min_clients=options.min_clients,
         wire=WIRES[options.wire],
         max_norm_ratio=options.max_norm_ratio,
+        weights=options.weights,
         evaluation=evaluation,
     )
 

@@ -1,12 +1,13 @@
 """The learning task: a model, a loss and the clients' data, apart from how they are trained.
 
 - ``task.py``: the task and the batches of its clients
+- ``weights.py``: the clients' weights in the mean
 - ``samples.py``: a client's samples, in every format that is accepted
 - ``checks.py``: checks of a model and its data before training starts
 - ``user_code.py``: functions of the user's own modules
 """
 
-from fedsift.task.checks import check_model, check_task
+from fedsift.task.checks import check_model, check_no_statistics, check_task, statistics_of
 from fedsift.task.samples import Data
 from fedsift.task.task import (
     Epochs,
@@ -17,10 +18,13 @@ from fedsift.task.task import (
     Transform,
     all_finite,
     has_hooks,
+    has_statistics,
     sample_without_replacement,
 )
+from fedsift.task.weights import WEIGHTS, Weights, check_weights, weight_of
 
 __all__ = [
+    "WEIGHTS",
     "Data",
     "Epochs",
     "Loss",
@@ -28,9 +32,15 @@ __all__ = [
     "RemoteClients",
     "Task",
     "Transform",
+    "Weights",
     "all_finite",
     "check_model",
+    "check_no_statistics",
     "check_task",
+    "check_weights",
     "has_hooks",
+    "has_statistics",
     "sample_without_replacement",
+    "statistics_of",
+    "weight_of",
 ]

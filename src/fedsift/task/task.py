@@ -22,6 +22,7 @@ from fedsift.task.samples import (
     model_arguments,
     size_of,
 )
+from fedsift.task.weights import Weights, weight_of
 from fedsift.vector import Layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -72,6 +73,7 @@ class Task:
 
     ``transform`` is applied to the inputs of each training batch. ``num_workers`` processes fetch
     the items of Datasets ahead of their use; with 0, the training process fetches them.
+    ``is_frozen`` keeps normalization layers with running statistics in evaluation mode.
     """
 
     model: nn.Module
@@ -83,30 +85,44 @@ class Task:
     layout: Layout
     transform: Transform | None = None
     num_workers: int = 0
+    is_frozen: bool = False
 
     @property
     def device(self) -> torch.device:
         """The device of the clients' data."""
         return device_of(self.clients[0])
 
+    def train_mode(self, model: nn.Module) -> nn.Module:
+        """Set a model to training mode, except for its frozen layers, and return it."""
+        model.train()
+        if self.is_frozen:
+            for module in model.modules():
+                if has_statistics(module):
+                    module.eval()
+        return model
+
     def is_live(self, client: int) -> bool:
         """Whether a client's batches are made anew at every use: fetched or transformed."""
         return self.transform is not None or isinstance(self.clients[client], DatasetItems)
 
-    def weight(self, client: int) -> int:
-        """Return the client's mini-batch size |D̃ₙ|, its weight in the mean."""
+    def batch_of(self, client: int) -> int:
+        """Return the client's mini-batch size |D̃ₙ|."""
         size = size_of(self.clients[client])
         return size if self.batch_size is None else min(self.batch_size, size)
+
+    def weight(self, client: int, weights: Weights) -> float:
+        """Return the client's weight in the mean."""
+        return float(weight_of(weights, size_of(self.clients[client]), self.batch_of(client)))
 
     def num_steps(self, client: int, steps: NumSteps) -> int:
         """Return the number of a client's local steps per round."""
         if isinstance(steps, int):
             return steps
-        return steps(size_of(self.clients[client]), self.weight(client))
+        return steps(size_of(self.clients[client]), self.batch_of(client))
 
     def batches(self, round: int, client: int, steps: NumSteps) -> NDArray[np.int64] | None:
         """Return a random sample of rows for each step; None if each batch is the whole set."""
-        size, batch = size_of(self.clients[client]), self.weight(client)
+        size, batch = size_of(self.clients[client]), self.batch_of(client)
         if batch == size:
             return None
         if isinstance(steps, Epochs):
@@ -120,11 +136,12 @@ class Task:
     def batch_uniforms(self, round: int, client: int, steps: int) -> NDArray[np.float64]:
         """Return the uniform random numbers ``(steps, batch)`` that choose the client's batches."""
         generator = stream(self.seed, "batches", round, client)
-        return generator.random((steps, self.weight(client)))
+        return generator.random((steps, self.batch_of(client)))
 
     def gradient(self, w: Tensor, x: Tree, y: Tree) -> Tensor:
-        """Return the gradient ``(d,)`` of the loss on (x, y) at weights w ``(d,)``.
+        """Return the gradient of the loss on (x, y) at w: weights ``(d,)``, and buffers after them.
 
+        Without buffers in w, the model's own are used.
         The model is in evaluation mode. If x or y requires gradients, the result can be
         differentiated with respect to them.
         """
@@ -132,7 +149,7 @@ class Task:
         point = w if w.requires_grad else w.detach().requires_grad_()
         is_differentiable = any(leaf.requires_grad for leaf in leaves_of((x, y)))
         with torch.enable_grad():
-            named = self.layout.unflatten(point)
+            named = self.layout.named(point)
             output = functional_call(self.model, named, *model_arguments(x))
             (gradient,) = torch.autograd.grad(
                 self.loss(output, y), point, create_graph=is_differentiable
@@ -185,6 +202,15 @@ def all_finite(*tensors: Tensor) -> bool:
     False
     """
     return bool(torch.stack([torch.isfinite(x).all() for x in tensors]).all())
+
+
+def has_statistics(module: nn.Module) -> bool:
+    """Whether a module is a normalization layer with running statistics.
+
+    >>> has_statistics(nn.BatchNorm2d(3)), has_statistics(nn.GroupNorm(1, 3))
+    (True, False)
+    """
+    return getattr(module, "running_mean", None) is not None
 
 
 def has_hooks(module: nn.Module) -> bool:
