@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from fedsift.algorithms import METHODS
 from fedsift.cli.entry import app
-from fedsift.cli.terminal import times_fewer
+from fedsift.progress import times_fewer
 from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, run_summary, train_rounds
 from fedsift.runs.compare import Row, dense_fedadam_bytes
 from fedsift.runs.config import read_values
@@ -153,7 +153,8 @@ def options_of(command):
 def test_every_default_in_the_reference_is_right():
     text = section(DOCS / "reference" / "command-line.md", "fedsift run")
     shown = dict(re.findall(r"^\| `--([\w-]+)` \| `?([^|`]+?)`? \|", text, re.MULTILINE))
-    config = RunConfig.from_values({}).flat() | {"model": "auto", "tensorboard": "off"}
+    config = RunConfig.from_values({}).flat() | {"model": "auto", "weights": "auto"}
+    config |= {"tensorboard": "off"}
     for key, value in config.items():
         documented = shown[key.replace("_", "-")]
         same = float(documented) == value if isinstance(value, float) else documented == str(value)

@@ -24,7 +24,7 @@ from fedsift.federation.memories import OnDisk, SlotFile
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import RoundReport, Snapshot
-from fedsift.task import Loss, Transform, check_model, check_task
+from fedsift.task import Loss, Transform, Weights, check_model, check_task, check_weights
 from fedsift.task.samples import as_data
 from fedsift.vector import Layout, State
 
@@ -68,6 +68,7 @@ def simulate(
     device: str | torch.device = "cpu",
     precision: str = "fp32",
     max_norm_ratio: float | None = MAX_NORM_RATIO,
+    weights: Weights | None = None,
     transform: Transform | None = None,
     num_workers: int = 0,
     on_round: Callable[[Record], None] | None = None,
@@ -111,6 +112,9 @@ def simulate(
         Reject an update if the L2 norm of its W is more than this many times the usual norm in this
         and recent rounds. The limit for M is twice that, for V the square of the limit for M.
         0 or None disables the bound.
+    weights
+        The clients' weights in the mean: ``"batch"``, their mini-batch sizes, as in the paper;
+        ``"examples"``, their numbers of samples; ``"equal"``; or None for the algorithm's own.
     transform
         Applied to the inputs of each training batch, on the device: ``transform(x)``. Random
         transforms are seeded by round, client and step.
@@ -138,7 +142,7 @@ def simulate(
         for_rounds(check_algorithm(algorithm or fedadam_ssm()), rounds),
         Options(
             batch_size, participation, dropout, min_clients, wire, loss, seed, device, precision,
-            max_norm_ratio, transform, num_workers,
+            max_norm_ratio, transform, num_workers, weights,
         ),
     )  # fmt: skip
     history: list[Record] = []
@@ -167,6 +171,7 @@ class Options:
     max_norm_ratio: float | None = MAX_NORM_RATIO
     transform: Transform | None = None
     num_workers: int = 0
+    weights: Weights | None = None
 
     def check(self, clients: int) -> None:
         """Check that every option is valid for this number of clients."""
@@ -174,6 +179,7 @@ class Options:
             _check_whole("batch_size", self.batch_size, at_least=1)
         check_cohort(clients, self.participation, self.min_clients)
         check_max_norm_ratio(self.max_norm_ratio)
+        check_weights(self.weights)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         _check_choice("precision", self.precision, PRECISIONS)
@@ -222,6 +228,7 @@ def prepare(
         min_clients=options.min_clients,
         wire=WIRES[options.wire],
         max_norm_ratio=options.max_norm_ratio,
+        weights=options.weights,
     )
 
 

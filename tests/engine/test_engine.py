@@ -179,7 +179,7 @@ def test_a_stopped_worker_is_reported_in_one_line(when, monkeypatch):
     fed.engine.start_pool()
     process = next(iter(fed.engine.pool.processes.values()))
     memory = {n: {} for n in range(5)}
-    job = Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2, 3, 4), memory)
+    job = Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2, 3, 4), memory, "batch")
     results = fed.engine.train(job)
     if when == "during":
         next(results)
@@ -226,7 +226,8 @@ def test_an_abandoned_round_does_not_disturb_the_next():
     fed = federation(participation=1.0, dropout=0.0)
     start = fed.initial_snapshot()
     fed.engine.start_pool()
-    job = Job(1, fed.algorithm.phase(1), start.state, (4, 3, 2, 1, 0), {n: {} for n in range(5)})
+    memory = {n: {} for n in range(5)}
+    job = Job(1, fed.algorithm.phase(1), start.state, (4, 3, 2, 1, 0), memory, "batch")
     left = fed.engine.train(job)
     next(left)  # the other results are never read
     ours, _ = fed.run_round(start)
@@ -402,7 +403,7 @@ def test_a_result_is_yielded_before_the_next_stack_trains(monkeypatch):
     train = engine._train_stack
     monkeypatch.setattr(engine, "_train_stack", lambda j, c: (trained.append(c), train(j, c))[1])
     start = fed.initial_snapshot()
-    job = Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2), {n: {} for n in range(3)})
+    job = Job(1, fed.algorithm.phase(1), start.state, (0, 1, 2), {n: {} for n in range(3)}, "batch")
     next(engine.train(job))
     assert trained == [(0,)]
 
@@ -443,5 +444,6 @@ def test_a_method_may_store_its_gradients():
         return x.replace(w=x.w - 0.1 * gradient)
 
     phase = replace(fed.algorithm.phase(1), step=step)
-    list(Reference(fed.task).train(Job(1, phase, fed.initial_snapshot().state, (0,), {0: {}})))
+    start = fed.initial_snapshot().state
+    list(Reference(fed.task).train(Job(1, phase, start, (0,), {0: {}}, "batch")))
     assert len({float(gradient.sum()) for gradient in kept}) == phase.local_steps

@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 
 import fedsift
 from fedsift import algorithms
-from fedsift.engine.contract import Job
 from fedsift.errors import Diverged
 from fedsift.simulation import Options, prepare
 from fedsift.task import sample_without_replacement
@@ -77,7 +76,7 @@ def test_a_round_without_updates_changes_nothing():
 def test_weights_are_mini_batch_sizes():
     fed = federation(batch_size=10)
     sizes = [len(x) for x, _ in fed.task.clients]
-    assert [fed.task.weight(n) for n in range(10)] == [min(10, size) for size in sizes]
+    assert [fed.weight(n) for n in range(10)] == [min(10, size) for size in sizes]
     assert min(sizes) < 10 < max(sizes)
 
 
@@ -214,9 +213,7 @@ def test_the_training_loss_is_the_mean_over_merged_clients():
 
 
 def job_of(fed):
-    before = fed.initial_snapshot()
-    memories = fed.cohort_memory(before, fed.cohort(1))
-    return Job(1, fed.algorithm.phase(1), before.state, fed.cohort(1), memories)
+    return fed.job_after(fed.initial_snapshot())
 
 
 def test_dropout_layers_depend_on_the_seed_only():

@@ -29,7 +29,7 @@ def simulated(algorithm, clients, rounds):
 
 def assert_same_bits(folder, state):
     tensors = load_file(folder / "checkpoint.safetensors")
-    for name, x in state._asdict().items():
+    for name, x in state.items():
         assert torch.equal(tensors[name], x), name
 
 

@@ -487,6 +487,13 @@ def test_an_impossible_weight_affects_only_its_client(place):
     assert place.history()[0]["problems"] == {"0": "weight 1e-300 is outside [1, 8]"}
 
 
+def test_clients_weigh_what_the_server_says(place):
+    strategy = place.strategy(weights="equal", batch_size=None)
+    start(strategy, place.grid(), 2)
+    result = simulated(SSM, 2, weights="equal", batch_size=None)
+    assert_same_bits(strategy.run.snapshot.state, result.state)
+
+
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_an_empty_batch_is_refused(place, batch_size):
     with pytest.raises(ValueError, match="batch_size must be at least 1, or None for the whole"):

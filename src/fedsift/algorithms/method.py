@@ -18,7 +18,7 @@ from fedsift.algorithms.settings import GivenSetting
 from fedsift.codec.update import PAYLOADS, ROLES, Part, Parts, Role, by_role, dense, sparse
 from fedsift.schedules import describe
 from fedsift.selection.difference import Difference
-from fedsift.task import NumSteps, Task
+from fedsift.task import NumSteps, Task, Weights, check_weights
 from fedsift.vector import MOMENTS, Layout, State
 
 Q = 32
@@ -320,7 +320,9 @@ class Algorithm:
     state, in the order w, m, v, c. ``client_memory`` and ``server_memory`` name what clients and
     the server keep between rounds. ``model(state, memory)`` returns the weights to evaluate and to
     return to the user, given the global state and the server's memory. ``lengths`` are the lengths
-    of payloads and memories that do not have one number per parameter.
+    of payloads and memories that do not have one number per parameter. ``weights`` are the clients'
+    weights in the mean: ``"batch"``, their mini-batch sizes; ``"examples"``, their numbers of
+    samples; or ``"equal"``.
     """
 
     phase: Callable[[int], Phase]
@@ -329,10 +331,12 @@ class Algorithm:
     model: Model = global_weights
     state: tuple[str, ...] = MOMENTS
     lengths: Mapping[str, Length] = field(default_factory=dict)
+    weights: Weights = "batch"
     name: str = ""
     settings: Mapping[str, GivenSetting] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_weights(self.weights)
         known = [role for role in ROLES if role in self.state]
         if list(self.state) != known or "w" not in known:
             names = ", ".join(ROLES)

@@ -34,6 +34,8 @@ PANELS: dict[str, dict[str, str]] = {
         "clients": "Number of clients.",
         "rounds": "Number of communication rounds.",
         "batch_size": "Samples per local step; 0 uses the whole local data set.",
+        "weights": "Clients' weights in the mean: batch (mini-batch size), examples (number of "
+        "samples) or equal; auto is the algorithm's own.",
         "participation": "Share of the clients that train in each round, in (0, 1].",
         "dropout": "Probability that a client trains but its update is lost, in [0, 1).",
         "min_clients": "Stop the run if a round receives fewer updates than this.",

@@ -21,7 +21,7 @@ from fedsift.algorithms.method import Context, LocalUpdate
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
 from fedsift.data.text import ALPHABET, loss_of
-from fedsift.engine.contract import Job, Results
+from fedsift.engine.contract import Results
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
 from fedsift.models import MODELS, build
@@ -184,9 +184,7 @@ def long_work(device: str) -> Callable[[], None]:
 
 def server_seconds(federation: Federation, snapshot: Snapshot, device: str, rounds: int) -> float:
     """Time the server's work: check, add and merge the updates, broadcast and apply."""
-    round = snapshot.round + 1
-    phase, cohort = federation.algorithm.phase(round), federation.cohort(round)
-    job = Job(round, phase, snapshot.state, cohort, federation.cohort_memory(snapshot, cohort))
+    job = federation.job_after(snapshot)
     results = list(federation.engine.train(job))
 
     def serve() -> None:
@@ -194,7 +192,7 @@ def server_seconds(federation: Federation, snapshot: Snapshot, device: str, roun
         for result in results:
             inbox.take_all(result) if isinstance(result, Results) else inbox.take(result)
         inbox.merge_held()
-        federation.broadcast(replace(snapshot, round=round), phase, inbox.total.mean())
+        federation.broadcast(replace(snapshot, round=job.round), job.phase, inbox.total.mean())
 
     return median_seconds(device, rounds, serve)[0]
 

@@ -60,7 +60,7 @@ class LiveBatches:
 
     def _rows(self, round: int, client: int, steps: NumSteps) -> list[list[int]]:
         batches = self.task.batches(round, client, steps)
-        whole = list(range(self.task.weight(client)))
+        whole = list(range(self.task.batch_of(client)))
         if batches is None:
             return [whole] * self.task.num_steps(client, steps)
         found: list[list[int]] = batches.tolist()

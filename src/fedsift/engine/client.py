@@ -67,7 +67,8 @@ def train_client(task: Task, job: Job, client: int, steps: LocalSteps) -> Client
         parts, new_memory = checked_message(sent, memory, "send")
     except NotFiniteError:
         raise Diverged(f"the update of client {client} contains NaN or infinity") from None
-    return ClientResult(client, Update(parts, (float(task.weight(client)),)), new_memory, loss)
+    update = Update(parts, (task.weight(client, job.weights),))
+    return ClientResult(client, update, new_memory, loss)
 
 
 def step_context(task: Task, round: int, start: State, memory: Memory) -> StepContext:

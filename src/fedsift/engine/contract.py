@@ -10,18 +10,23 @@ from torch import Tensor
 
 from fedsift.algorithms.method import Memory, Phase
 from fedsift.codec.update import Update
+from fedsift.task import Weights
 from fedsift.vector import State
 
 
 @dataclass(frozen=True)
 class Job:
-    """The local training of one round: the method's phase, the start and the cohort."""
+    """The local training of one round: the method's phase, the start and the cohort.
+
+    ``weights`` decides the clients' weights in the mean.
+    """
 
     round: int
     phase: Phase
     state: State
     cohort: tuple[int, ...]
     memory: Mapping[int, Memory]
+    weights: Weights
 
 
 @dataclass(frozen=True)

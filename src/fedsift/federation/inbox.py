@@ -187,7 +187,7 @@ class Inbox:
             return federation.decode_upload(reply, self.limits), len(reply.frame)
         if reply.size is not None and not federation.wire.builds_frames:
             return reply.update, reply.size
-        weight = float(federation.task.weight(reply.client))
+        weight = federation.weight(reply.client)
         limits = replace(self.limits, client=reply.client, weight=weight)
         return federation.wire.send(reply.update, spec, limits)
 

@@ -33,7 +33,7 @@ from fedsift.federation.memories import CohortMemory, InMemory, memory_fits
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, NormBound
 from fedsift.federation.snapshot import RoundReport, Snapshot, Traffic, full_update
 from fedsift.seeding import stream
-from fedsift.task import Task, all_finite
+from fedsift.task import Task, Weights, all_finite, check_weights, weight_of
 from fedsift.vector import Layout, State
 
 MAX_SAMPLES = 1_000_000
@@ -63,10 +63,13 @@ class Federation:
     on_upload
         Called with every upload that is merged. It cannot change the training.
     max_samples
-        The largest number of samples that a remote client may report if the task has no batch size.
+        The largest number of samples that a remote client may report, if its weight depends on it.
     max_norm_ratio
         Reject an update if the L2 norm of its W is more than this many times the usual norm.
         0 or None disables the bound.
+    weights
+        The clients' weights in the mean: ``"batch"``, their mini-batch sizes; ``"examples"``, their
+        numbers of samples; ``"equal"``; or None for the method's own.
 
     """
 
@@ -80,8 +83,10 @@ class Federation:
     on_upload: OnUpload = ignore_uploads
     max_samples: int = MAX_SAMPLES
     max_norm_ratio: float | None = MAX_NORM_RATIO
+    weights: Weights | None = None
 
     def __post_init__(self) -> None:
+        check_weights(self.weights)
         if self.algorithm.layout_for(self.task.layout) != self.task.layout:
             raise ValueError("the task's layout must be made by algorithm.layout_for(layout)")
 
@@ -103,11 +108,9 @@ class Federation:
 
     def run_round(self, before: Snapshot) -> tuple[Snapshot, RoundReport]:
         """Run one round; return the snapshot after it and a report of what happened."""
-        round = before.round + 1
-        phase = self.algorithm.phase(round)
-        cohort = self.cohort(round)
-        lost = self.lost_clients(round, cohort)
-        job = Job(round, phase, before.state, cohort, self.cohort_memory(before, cohort))
+        job = self.job_after(before)
+        round, phase = job.round, job.phase
+        lost = self.lost_clients(round, job.cohort)
         inbox = self.open_inbox(job, before)
         for reply in self.engine.train(job):
             if isinstance(reply, Results):
@@ -126,6 +129,13 @@ class Federation:
         traffic = self.count_traffic(before.traffic, phase, inbox, broadcast_bytes)
         report = RoundReport(inbox.merged, inbox.rejected, clamped, inbox.loss, inbox.problems)
         return replace(after, traffic=traffic), report
+
+    def job_after(self, before: Snapshot) -> Job:
+        """Return the local training of the round after a snapshot."""
+        round = before.round + 1
+        phase, cohort = self.algorithm.phase(round), self.cohort(round)
+        memory = self.cohort_memory(before, cohort)
+        return Job(round, phase, before.state, cohort, memory, self.weighting)
 
     def broadcast(self, snapshot: Snapshot, phase: Phase, mean: State) -> tuple[Snapshot, int, int]:
         """Compress the mean update, send it to the clients, and apply what was sent.
@@ -175,7 +185,8 @@ class Federation:
 
     def decode_upload(self, reply: Received, limits: Limits) -> Update:
         """Decode the frame of a remote client, or raise a :class:`FrameError`."""
-        most = self.task.batch_size or self.max_samples
+        samples = self.max_samples
+        most = weight_of(self.weighting, samples, self.task.batch_size or samples)
         limits = replace(limits, client=reply.client, min_weight=1, max_weight=most)
         return decode(reply.frame, self.task.layout, limits)
 
@@ -193,10 +204,20 @@ class Federation:
         """Return the header fields of a round's frames."""
         return Spec(self.task.layout, self.algorithm.name, round, run=self.run_id, base=base)
 
+    @property
+    def weighting(self) -> Weights:
+        """What decides the clients' weights in the mean."""
+        return self.weights or self.algorithm.weights
+
+    def weight(self, client: int) -> float:
+        """Return a client's weight in the mean."""
+        return self.task.weight(client, self.weighting)
+
     @cached_property
     def run_id(self) -> bytes:
         """Eight bytes that identify the frames of this federation."""
-        return run_id(self.task.layout, self.algorithm, self.task.seed, self.task.batch_size)
+        task = self.task
+        return run_id(task.layout, self.algorithm, task.seed, task.batch_size, self.weighting)
 
     def cohort(self, round: int) -> tuple[int, ...]:
         """Draw the clients that train in a round, in ascending order."""
@@ -245,9 +266,11 @@ class Federation:
         )
 
 
-def run_id(layout: Layout, algorithm: Algorithm, seed: int, batch_size: int | None) -> bytes:
-    """Return a hash of the model's layout, the method, the seed and the batch size."""
-    about = (layout.fingerprint(), repr(algorithm), seed, batch_size)
+def run_id(
+    layout: Layout, algorithm: Algorithm, seed: int, batch_size: int | None, weights: Weights
+) -> bytes:
+    """Return a hash of the model's layout, the method, the seed, the batch size and the weights."""
+    about = (layout.fingerprint(), repr(algorithm), seed, batch_size, weights)
     return hashlib.blake2b(repr(about).encode(), digest_size=8).digest()
 
 

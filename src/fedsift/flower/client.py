@@ -203,7 +203,7 @@ def train_and_encode(
     receipt = receipts.get(client, NO_RECEIPT)
     memory = memory_after(receipt, algorithm, task.layout, stored)
     phase = algorithm.phase(request.round)
-    job = Job(request.round, phase, stored.state, (client,), {client: memory})
+    job = Job(request.round, phase, stored.state, (client,), {client: memory}, request.weights)
     result = train_client(task, job, client, steps)
     spec = Spec(task.layout, algorithm.name, request.round, client, request.run, request.state)
     frame = encode(result.update, spec)
@@ -244,7 +244,8 @@ def check_request(request: TrainRequest, algorithm: Algorithm, layout: Layout) -
             f"the server runs {request.algorithm}, this client {algorithm!r}: use the same "
             "algorithm and settings on both sides"
         )
-    if request.run != run_id(layout, algorithm, request.seed, request.batch_size or None):
+    seed, batch_size = request.seed, request.batch_size or None
+    if request.run != run_id(layout, algorithm, seed, batch_size, request.weights):
         raise ValueError(
             "the server's model has different parameters than this client's: pass "
             "fedsift.flower.arrays_of(model) to the server"

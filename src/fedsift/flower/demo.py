@@ -72,6 +72,7 @@ def server() -> ServerApp:
             config.clients,
             str(context.run_config["out"]),
             batch_size=config.batch_size or None,
+            weights=config.chosen_weights(),
             participation=config.participation,
             min_clients=config.min_clients,
             max_norm_ratio=config.max_norm_ratio,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedsift.codec.frame import CHECKSUM_BYTES
+from fedsift.task import Weights
 
 RECORD = "fedsift"
 STYPE = "fedsift/v1"
@@ -50,6 +51,7 @@ class TrainRequest:
     algorithm: str
     seed: int
     batch_size: int
+    weights: Weights
     seconds: float
     frame: bytes
 

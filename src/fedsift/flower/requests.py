@@ -64,7 +64,7 @@ class RoundRequests:
     def job(self) -> Job:
         """The round's job, without its clients, who train elsewhere."""
         phase = self.federation.algorithm.phase(self.round)
-        return Job(self.round, phase, self.snapshot.state, (), {})
+        return Job(self.round, phase, self.snapshot.state, (), {}, self.federation.weighting)
 
     @cached_property
     def full_frame(self) -> bytes:
@@ -112,6 +112,7 @@ class RoundRequests:
             algorithm=repr(federation.algorithm),
             seed=federation.task.seed,
             batch_size=federation.task.batch_size or 0,
+            weights=federation.weighting,
             seconds=self.seconds,
             frame=frame,
         )

@@ -23,7 +23,7 @@ from fedsift.flower.engine import EvaluateFn, RemoteEngine
 from fedsift.flower.run import DeployedRun
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
-from fedsift.task import RemoteClients, Task
+from fedsift.task import RemoteClients, Task, Weights, check_weights
 from fedsift.vector import Layout
 
 
@@ -44,9 +44,11 @@ class FedSift(Strategy):
         The run folder. If it already contains this run, the run is continued.
     batch_size
         Samples per local step; None takes the whole local data set.
+    weights
+        The clients' weights in the mean: ``"batch"``, their mini-batch sizes; ``"examples"``, their
+        numbers of samples; ``"equal"``; or None for the algorithm's own.
     max_samples
-        The largest number of samples that a client may report if ``batch_size`` is None. That
-        number is then its weight in the mean.
+        The largest number of samples that a client may report, if its weight depends on it.
     participation
         The fraction of clients that train in each round.
     min_clients
@@ -75,6 +77,7 @@ class FedSift(Strategy):
         folder: str | Path,
         *,
         batch_size: int | None = 64,
+        weights: Weights | None = None,
         max_samples: int = MAX_SAMPLES,
         participation: float = 1.0,
         min_clients: int = 1,
@@ -95,12 +98,13 @@ class FedSift(Strategy):
             )
         check_cohort(clients, participation, min_clients)
         check_max_norm_ratio(max_norm_ratio)
+        check_weights(weights)
         require_own_rounds(algorithm)
         if enough is not None and not max(1, min_clients) <= enough <= clients:
             least = max(1, min_clients)
             raise ValueError(f"enough must be from {least} to {clients}, or None, got {enough}")
         self.algorithm, self.clients = algorithm, clients
-        self.batch_size, self.max_samples = batch_size, max_samples
+        self.batch_size, self.max_samples, self.weights = batch_size, max_samples, weights
         self.seed, self.participation = seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
         self.max_norm_ratio = float(max_norm_ratio or 0)
@@ -163,6 +167,7 @@ class FedSift(Strategy):
             clients=self.clients,
             rounds=rounds,
             batch_size=self.batch_size or 0,
+            weights=self.weights or self.algorithm.weights,
             partition=self.partition,
             theta=self.theta,
             participation=self.participation,
@@ -197,6 +202,7 @@ class FedSift(Strategy):
             min_clients=self.min_clients,
             max_samples=self.max_samples,
             max_norm_ratio=self.max_norm_ratio,
+            weights=self.weights,
         )
         return DeployedRun.restore(folder, federation, engine, w, timeout, self.wait)
 

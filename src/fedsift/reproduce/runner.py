@@ -75,10 +75,11 @@ def require_executable(runs: Sequence[PlannedRun]) -> None:
         federation_of(run.config, cached_dataset(run.config.dataset, run.quick))
 
 
-MAY_DIFFER = {"rounds", "device", "precision", "tensorboard", "max_norm_ratio"}
+MAY_DIFFER = {"rounds", "device", "precision", "tensorboard", "max_norm_ratio", "weights"}
 """Settings in which a run may differ from the planned one.
 
 The norm bound does not change a run that rejects nothing; runs from before the bound lack it.
+Planned runs use the weights of their methods; runs from before that setting lack it.
 """
 
 

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import tomli_w
 import torch
@@ -18,6 +18,7 @@ from fedsift.errors import ConfigError, require_choice
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
 from fedsift.models import MODELS, default_model
 from fedsift.simulation import chosen_device
+from fedsift.task import WEIGHTS, Weights
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -38,6 +39,7 @@ class RunConfig:
     clients: int = 20
     rounds: int = 30
     batch_size: int = 64
+    weights: str = "auto"
     partition: str = "iid"
     theta: float = 0.1
     participation: float = 1.0
@@ -63,13 +65,14 @@ class RunConfig:
         if config.model == "auto":
             config = replace(config, model=default_model(shape_of(config.dataset)))
         config.check_numbers()
-        config.make_algorithm()
-        return config
+        algorithm = config.make_algorithm()
+        return replace(config, weights=config.chosen_weights() or algorithm.weights)
 
     def check_names(self) -> None:
         """Refuse unknown names, except those of the data and model of a Flower app."""
         require_choice("algorithm", self.algorithm, sorted(METHODS))
         require_choice("device", self.device, DEVICES)
+        require_choice("weights", self.weights, ("auto", *WEIGHTS))
         if self.wire != "flower":
             require_choice("dataset", self.dataset, DATASETS)
             if ":" not in self.model:
@@ -122,6 +125,10 @@ class RunConfig:
         for key, setting in known.items():
             if setting.is_required and key not in self.settings:
                 raise ConfigError(f"{self.algorithm} needs the setting {_flag(key)!r}")
+
+    def chosen_weights(self) -> Weights | None:
+        """Return the clients' weights in the mean; None if they are the algorithm's own."""
+        return None if self.weights == "auto" else cast(Weights, self.weights)
 
     def torch_device(self) -> str:
         """Return the device to train on: cpu or cuda."""

@@ -59,6 +59,7 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
             seed=config.seed,
             device=config.torch_device(),
             precision=config.precision,
+            weights=config.chosen_weights(),
         ),
     )
     if ranks() > 1 and rank() == 0:

@@ -1,6 +1,7 @@
 """The learning task: a model, a loss and the clients' data, apart from how they are trained.
 
 - ``task.py``: the task and the batches of its clients
+- ``weights.py``: the clients' weights in the mean
 - ``samples.py``: a client's samples, in every format that is accepted
 - ``checks.py``: checks of a model and its data before training starts
 - ``user_code.py``: functions of the user's own modules
@@ -19,8 +20,10 @@ from fedsift.task.task import (
     has_hooks,
     sample_without_replacement,
 )
+from fedsift.task.weights import WEIGHTS, Weights, check_weights, weight_of
 
 __all__ = [
+    "WEIGHTS",
     "Data",
     "Epochs",
     "Loss",
@@ -28,9 +31,12 @@ __all__ = [
     "RemoteClients",
     "Task",
     "Transform",
+    "Weights",
     "all_finite",
     "check_model",
     "check_task",
+    "check_weights",
     "has_hooks",
     "sample_without_replacement",
+    "weight_of",
 ]

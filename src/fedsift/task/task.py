@@ -22,6 +22,7 @@ from fedsift.task.samples import (
     model_arguments,
     size_of,
 )
+from fedsift.task.weights import Weights, weight_of
 from fedsift.vector import Layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -93,20 +94,24 @@ class Task:
         """Whether a client's batches are made anew at every use: fetched or transformed."""
         return self.transform is not None or isinstance(self.clients[client], DatasetItems)
 
-    def weight(self, client: int) -> int:
-        """Return the client's mini-batch size |D̃ₙ|, its weight in the mean."""
+    def batch_of(self, client: int) -> int:
+        """Return the client's mini-batch size |D̃ₙ|."""
         size = size_of(self.clients[client])
         return size if self.batch_size is None else min(self.batch_size, size)
+
+    def weight(self, client: int, weights: Weights) -> float:
+        """Return the client's weight in the mean."""
+        return float(weight_of(weights, size_of(self.clients[client]), self.batch_of(client)))
 
     def num_steps(self, client: int, steps: NumSteps) -> int:
         """Return the number of a client's local steps per round."""
         if isinstance(steps, int):
             return steps
-        return steps(size_of(self.clients[client]), self.weight(client))
+        return steps(size_of(self.clients[client]), self.batch_of(client))
 
     def batches(self, round: int, client: int, steps: NumSteps) -> NDArray[np.int64] | None:
         """Return a random sample of rows for each step; None if each batch is the whole set."""
-        size, batch = size_of(self.clients[client]), self.weight(client)
+        size, batch = size_of(self.clients[client]), self.batch_of(client)
         if batch == size:
             return None
         if isinstance(steps, Epochs):
@@ -120,7 +125,7 @@ class Task:
     def batch_uniforms(self, round: int, client: int, steps: int) -> NDArray[np.float64]:
         """Return the uniform random numbers ``(steps, batch)`` that choose the client's batches."""
         generator = stream(self.seed, "batches", round, client)
-        return generator.random((steps, self.weight(client)))
+        return generator.random((steps, self.batch_of(client)))
 
     def gradient(self, w: Tensor, x: Tree, y: Tree) -> Tensor:
         """Return the gradient ``(d,)`` of the loss on (x, y) at weights w ``(d,)``.

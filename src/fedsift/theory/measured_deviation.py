@@ -94,7 +94,7 @@ def compare_with_centralized(
     snapshot = federation.initial_snapshot()
     dense = snapshot.state
     objective = Objective(task)
-    weights = torch.tensor([task.weight(n) for n in range(len(task.clients))]).to(dense.w)
+    weights = torch.tensor([federation.weight(n) for n in range(len(task.clients))]).to(dense.w)
     for _ in range(rounds):
         steps.clear()
         start, (snapshot, _) = snapshot.state, federation.run_round(snapshot)

@@ -91,7 +91,7 @@ class Stacked:
         """Split a cohort into stacks of clients with the same batch size that fit in memory."""
         by_batch: dict[int, list[int]] = {}
         for client in cohort:
-            by_batch.setdefault(self.task.weight(client), []).append(client)
+            by_batch.setdefault(self.task.batch_of(client), []).append(client)
         for batch, clients in by_batch.items():
             size = self._max_clients(batch)
             for start in range(0, len(clients), size):
@@ -105,7 +105,7 @@ class Stacked:
         if self.device.type != "cuda":
             check_finite(clients, is_finite)
         context = Context.of(self.task, job.round, clients)
-        weights = tuple(float(self.task.weight(n)) for n in clients)
+        weights = tuple(self.task.weight(n, job.weights) for n in clients)
         try:
             sent = job.phase.send(context, LocalUpdate(start, end), memory)
         except NotFiniteError:
@@ -183,7 +183,7 @@ class Stacked:
     def _drawn_together(self, round: int, clients: tuple[int, ...], steps: int) -> IntArray:
         """Draw the batches ``(clients, steps, batch)`` of clients that take equally many steps."""
         sizes = np.array([size_of(self.task.clients[n]) for n in clients])
-        whole_set = np.arange(self.task.weight(clients[0]))
+        whole_set = np.arange(self.task.batch_of(clients[0]))
         drawn = np.broadcast_to(whole_set, (len(clients), steps, len(whole_set)))
         is_sampled = sizes > len(whole_set)
         if is_sampled.any():
@@ -197,7 +197,7 @@ class Stacked:
     ) -> IntArray:
         """Draw batches for different numbers of steps; the last batch of each client repeats."""
         numbers = [self.task.num_steps(n, steps) for n in clients]
-        whole_set = np.arange(self.task.weight(clients[0]))
+        whole_set = np.arange(self.task.batch_of(clients[0]))
         drawn = np.empty((len(clients), max(numbers), len(whole_set)), np.int64)
         for row, (client, number) in enumerate(zip(clients, numbers, strict=True)):
             batches = self.task.batches(round, client, steps)
@@ -215,7 +215,7 @@ class Stacked:
         first: Tensor | Pair,
     ) -> GraphStep:
         """Return the local step of a stack, whose first input is ``first``."""
-        phase, batch = job.phase, self.task.weight(clients[0])
+        phase, batch = job.phase, self.task.batch_of(clients[0])
         kind = graph_key(phase.step), phase.points
         key = kind, len(clients), batch, is_masked
         if key not in self.steps:

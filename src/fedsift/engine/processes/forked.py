@@ -50,7 +50,8 @@ class Forked:
                 pool = self.start_pool()
         if not waiting or not pool:
             return
-        begin = Message({"do": "begin", "round": job.round}, dict(job.state.items()))
+        fields = {"do": "begin", "round": job.round, "weights": job.weights}
+        begin = Message(fields, dict(job.state.items()))
         requests = (Message({"do": "train", "client": n}, job.memory[n]) for n in waiting)
         for client, reply in zip(waiting, pool.ask(begin, requests), strict=True):
             yield result_from_message(reply, client, self.task)

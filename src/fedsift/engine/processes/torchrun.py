@@ -148,8 +148,8 @@ class Torchrun:
         """Yield the result of each client in the cohort, in order."""
         for channel in self.others:
             share = job.cohort[channel.other :: ranks()]
-            fields = {"do": "train", "round": job.round, "clients": share}
-            Message(fields, joined_memory(job, share)).send(channel)
+            about = {"round": job.round, "weights": job.weights, "clients": share}
+            Message({"do": "train", **about}, joined_memory(job, share)).send(channel)
             channel.pending_replies = len(share)
         broadcast(*job.state)
         local = in_cohort_order(self.local, replace(job, cohort=job.cohort[:: ranks()]))
@@ -258,7 +258,8 @@ class Follower:
         for key, x in message.tensors.items():
             n, name = key.split("/")
             memory[int(n)][name] = x.to(state.w.device)
-        return Job(round, self.algorithm.phase(round), state, clients, memory)
+        weights = message.fields["weights"]
+        return Job(round, self.algorithm.phase(round), state, clients, memory, weights)
 
     def empty_vector(self, name: str) -> Tensor:
         """Return memory for one vector of the state."""

@@ -74,13 +74,13 @@ class Worker:
     def __init__(self, task: Task, algorithm: Algorithm) -> None:
         self.task, self.algorithm = task, algorithm
         self.trainer = Trainer(task)
-        self.round, self.tensors = 0, Message({}).tensors
+        self.round, self.weights, self.tensors = 0, algorithm.weights, Message({}).tensors
 
     def answer(self, message: Message) -> Message | None:
         """Return the reply to a message. Exceptions become replies."""
         match message.fields:
-            case {"do": "begin", "round": round}:
-                self.round, self.tensors = round, message.tensors
+            case {"do": "begin", "round": round, "weights": weights}:
+                self.round, self.weights, self.tensors = round, weights, message.tensors
                 return None
             case {"do": "weights"}:
                 self.tensors = message.tensors
@@ -102,7 +102,7 @@ class Worker:
     def _train(self, client: int, memory: Mapping[str, Tensor]) -> Message:
         state = State(**self.tensors)
         phase = self.algorithm.phase(self.round)
-        job = Job(self.round, phase, state, (client,), {client: memory})
+        job = Job(self.round, phase, state, (client,), {client: memory}, self.weights)
         result = self.trainer.train(job, client)
         return result_to_message(result, self.task.layout, self.algorithm.name, self.round)
 
