@@ -136,7 +136,7 @@ def run_task(order: bytes) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
-    np.random.seed()  # otherwise, all children would draw the same numbers
+    np.random.seed()  # noqa: NPY002 (otherwise, all children would draw the same numbers)
     sys.argv = [TASK_TYPE_TO_COMMAND[task_type], *task["arguments"]]
     module, function = ENTRY_POINTS[task_type]
     getattr(import_module(module), function)()
