@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import fedsift
 from fedsift import algorithms
+from fedsift.cli import main
 
 DRAW = torch.Generator().manual_seed(0)
 X = torch.randn(90, 4, generator=DRAW)
@@ -201,3 +202,72 @@ def test_bad_input_is_one_line(given, message):
     with pytest.raises(ValueError, match=re.escape(message)) as problem:
         simulate(2, **given)
     assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_half_of_a_run_and_the_other_half_are_the_whole(whole, large, monkeypatch):
+    if large:  # memories in a file
+        monkeypatch.setattr("fedsift.federation.memories.MAX_RAM", 0)
+    half = simulate(3)
+    for start in (half, half.snapshot):
+        again = simulate(6, start=start)
+        if start is half.snapshot:
+            again.history[:0] = half.history
+        assert_same(again, whole)
+
+
+def test_a_schedule_follows_the_total_number_of_rounds():
+    method = algorithms.fedadam(lr=fedsift.schedules.cosine(0.05), local_steps=2)
+    expected = simulate(algorithm=method)
+    half = simulate(algorithm=method, on_round=lambda record, model: record["round"] == 3)
+    assert_same(simulate(algorithm=method, start=half), expected)
+
+
+def test_a_result_can_be_saved_and_loaded(whole, tmp_path):
+    half = simulate(3)
+    half.save(tmp_path / "half")
+    loaded = fedsift.Result.load(tmp_path / "half")
+    assert_same(loaded, half)
+    assert torch.equal(loaded.weights, half.weights)
+    assert (loaded.layout, loaded.settings) == (half.layout, half.settings)
+    assert_same(simulate(start=loaded), whole)
+    assert main(["report", str(tmp_path / "half"), "-o", str(tmp_path / "r.html")]) == 0
+    with pytest.raises(ValueError, match="already holds a run"):
+        half.save(tmp_path / "half")
+
+
+BAD_STARTS = {
+    "too few rounds": ({}, {"rounds": 2}, "pass at least rounds=3"),
+    "another method": ({"algorithm": algorithms.fedsgd()}, {}, "the algorithm needs w, m, v"),
+    "another memory": ({"algorithm": algorithms.fedadam()}, {}, "server/residual"),
+    "no result": (None, {}, "start must be a Result or a Snapshot"),
+}
+
+
+@pytest.mark.parametrize(("before", "given", "message"), BAD_STARTS.values(), ids=BAD_STARTS)
+def test_a_start_that_does_not_fit_is_refused(before, given, message):
+    start = "runs/mine" if before is None else simulate(2, **before)
+    with pytest.raises(ValueError, match=re.escape(message)) as problem:
+        simulate(**{"rounds": 3, **given}, start=start)
+    assert "\n" not in str(problem.value)
+
+
+def test_a_start_of_another_model_is_refused():
+    other = fedsift.simulate(nn.Linear(4, 3), CLIENTS, algorithm=METHOD, rounds=1)
+    with pytest.raises(ValueError, match="start has another model"):
+        simulate(start=other)
+
+
+def lines_of(capsys):
+    return capsys.readouterr().err.splitlines()
+
+
+def test_progress_is_one_line_per_round_unless_it_is_off(capsys):
+    simulate(3)
+    lines = lines_of(capsys)
+    assert [line.partition(" · ")[0] for line in lines] == [
+        f"efficient-adam round {n}/3" for n in (1, 2, 3)
+    ]
+    simulate(3, progress=False)
+    list(fedsift.rounds(make_model(), CLIENTS, rounds=2))
+    assert lines_of(capsys) == []

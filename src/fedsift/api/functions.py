@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -14,6 +16,7 @@ from fedsift.api.iterator import OnRound, Rounds, begin
 from fedsift.api.result import Result
 from fedsift.engine.evaluation import Evaluate, Metric
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
+from fedsift.federation.snapshot import Snapshot
 from fedsift.task import Loss, Transform, Weights
 
 P = ParamSpec("P")
@@ -45,6 +48,9 @@ def simulate(
     evaluate: Evaluate | None = None,
     evaluate_every: int = 1,
     client_tests: Sequence[Any] | None = None,
+    out: str | Path | None = None,
+    start: Result | Snapshot | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """Train a model on clients that share updates but not data.
 
@@ -113,6 +119,17 @@ def simulate(
     client_tests
         Test data of each client, in the formats of ``clients``. The history gets the accuracy of
         the global model on each of them, with its mean, minimum, 10th percentile and deviation.
+    out
+        A run folder, as ``fedsift run`` writes it: metrics, checkpoints, model, report. If it holds
+        an unfinished run of the same settings and data, that run is continued; the result of a
+        finished one is returned without training. Any other run is refused.
+    start
+        An earlier :class:`Result`, or a snapshot of it: training continues from its state, its
+        memories and its round number, in place of the model's parameters. ``rounds`` is the total,
+        including the rounds of ``start``; schedules follow that total.
+    progress
+        None shows a bar in a terminal or notebook, and writes one line per round to stderr
+        elsewhere. False shows nothing.
 
     Examples
     --------
@@ -124,9 +141,10 @@ def simulate(
     ([0, 1, 2], torch.Size([8]))
 
     """
-    run = begin(locals())
-    while run.advance():
-        pass
+    run = begin(locals(), is_shown=progress is not False)
+    with closing(run):
+        while run.advance():
+            pass
     return run.result
 
 
@@ -144,6 +162,8 @@ def same_arguments(function: Callable[P, Any]) -> Callable[[Callable[..., R]], C
 def rounds(*args: Any, **kwargs: Any) -> Rounds:
     """Simulate round by round, with the arguments of :func:`simulate`.
 
+    Nothing is shown unless ``progress`` is True.
+
     The iterator yields (record, model, snapshot) after each round: the round's metrics, a copy of
     the global model, and everything needed to continue from there. It has the records so far as
     ``history``, of which the first is the initial model, and the result so far as ``result``.
@@ -159,4 +179,4 @@ def rounds(*args: Any, **kwargs: Any) -> Rounds:
     """
     given = inspect.signature(simulate).bind(*args, **kwargs)
     given.apply_defaults()
-    return begin(given.arguments)
+    return begin(given.arguments, is_shown=bool(given.arguments["progress"]))

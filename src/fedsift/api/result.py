@@ -12,8 +12,12 @@ from torch import Tensor, nn
 from fedsift.federation.snapshot import Snapshot
 from fedsift.report.collect import ReportedRun
 from fedsift.report.html import write_report
-from fedsift.runs.folder import column
+from fedsift.runs.config import PythonConfig, read_values
+from fedsift.runs.disk import save_tensors
+from fedsift.runs.folder import RunFolder, column
+from fedsift.runs.records import append_line
 from fedsift.runs.run import environment_on, results_of
+from fedsift.runs.saved import load_snapshot, load_weights, save_snapshot
 from fedsift.simulation import Record
 from fedsift.vector import Layout, State
 
@@ -46,20 +50,52 @@ class Result:
         """The test accuracy of the last round that was evaluated; None without class labels."""
         return next(reversed(column(self.history, "accuracy")), None)
 
+    @property
+    def seconds(self) -> float:
+        """The time of all rounds."""
+        return float(self.history[-1]["seconds"]) if self.history else 0.0
+
     def load_into(self, model: nn.Module) -> None:
         """Set a model's parameters, and the buffers that training changes, to the trained ones."""
         self.layout.write(self.weights, model)
 
     def report(self, path: str | Path) -> None:
         """Write a self-contained HTML report of this run."""
-        summary = {
+        run = ReportedRun(self.summary(), self.history, labels=self.labels)
+        title = f"{self.settings['algorithm']} on {self.settings['dataset']}"
+        write_report([run], Path(path), title)
+
+    def save(self, path: str | Path) -> None:
+        """Write the result to a new folder, with the files of a run folder."""
+        folder = RunFolder.create(Path(path), PythonConfig(self.settings))
+        for record in self.history:
+            append_line(folder.metrics_file, record)
+        folder.write_clients([list(row) for row in self.labels] or None)
+        save_tensors(folder.model_file, self.layout.named(self.weights), {})
+        save_snapshot(folder, self.snapshot, self.seconds, self.layout)
+        folder.write_summary(self.summary())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Result:
+        """Read a result that :meth:`save` wrote, or the folder of a finished run."""
+        folder = RunFolder.open(Path(path))
+        snapshot, layout = load_snapshot(folder)
+        return cls(
+            snapshot,
+            folder.records(),
+            layout,
+            load_weights(folder, layout),
+            read_values(folder.config_file),
+            folder.labels(),
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Return the settings and results, as in summary.json."""
+        return {
             **self.settings,
             **results_of(self.history, self.layout.d),
             "environment": environment_on(self.weights.device.type),
         }
-        run = ReportedRun(summary, self.history, labels=self.labels)
-        title = f"{self.settings['algorithm']} on {self.settings['dataset']}"
-        write_report([run], Path(path), title)
 
     def __repr__(self) -> str:
         accuracy = "" if self.accuracy is None else f"accuracy={self.accuracy:.4f}, "

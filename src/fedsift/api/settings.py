@@ -9,6 +9,7 @@ import torch
 
 from fedsift.algorithms.settings import NONE
 from fedsift.federation.round import Federation
+from fedsift.runs.config import MADE_FROM, PYTHON
 from fedsift.schedules import describe
 from fedsift.simulation import Options, chosen_device
 
@@ -19,17 +20,20 @@ def settings_of(federation: Federation, options: Options, rounds: int) -> dict[s
     """Return the settings of a run, by the names that the command line has for them."""
     algorithm = federation.algorithm
     return {
+        MADE_FROM: PYTHON,
         "algorithm": algorithm.name,
         "dataset": OWN_DATA,
         "model": type(federation.task.model).__name__,
         "clients": len(federation.task.clients),
         "rounds": rounds,
         "batch_size": options.batch_size or 0,
+        "weights": federation.weighting,
         "partition": "own",
         "participation": options.participation,
         "dropout": options.dropout,
         "min_clients": options.min_clients,
         "max_norm_ratio": options.max_norm_ratio or 0.0,
+        "buffers": options.buffers,
         "wire": options.wire,
         "seed": options.seed,
         "device": torch.device(chosen_device(options.device)).type,

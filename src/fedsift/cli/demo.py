@@ -14,7 +14,6 @@ from fedsift.cli.exit_codes import user_input
 from fedsift.cli.options import DEFAULTS
 from fedsift.cli.progress import run_progress
 from fedsift.cli.settings import command_text, merge_config_file, new_folder
-from fedsift.cli.sigterm import exit_on_sigterm
 from fedsift.cli.tables import summary_table
 from fedsift.cli.terminal import err, out, print_path
 from fedsift.cli.training import explained_interruption
@@ -23,6 +22,7 @@ from fedsift.errors import ConfigError
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import federation_of
+from fedsift.runs.sigterm import exit_on_sigterm
 
 if TYPE_CHECKING:
     from fedsift.flower.local import LocalFederation

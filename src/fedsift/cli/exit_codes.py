@@ -13,8 +13,8 @@ import click
 from fedsift.errors import ConfigError, Diverged, TooFewClients, WorkerDied
 
 DISK_ERROR, BAD_INPUT, TRAINING_FAILED = 1, 2, 3
-INTERRUPTED, TERMINATED = 130, 143
-"""Exit codes after Ctrl-C and SIGTERM: 128 plus the signal's number, as in a shell."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 plus the signal's number, as in a shell."""
 
 
 @contextmanager

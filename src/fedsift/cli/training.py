@@ -14,7 +14,6 @@ from fedsift.cli.exit_codes import user_input
 from fedsift.cli.progress import run_progress
 from fedsift.cli.reports import written_or_explained
 from fedsift.cli.settings import merge_config_file, new_folder
-from fedsift.cli.sigterm import exit_on_sigterm
 from fedsift.cli.tables import summary_table
 from fedsift.cli.terminal import out
 from fedsift.data.folder import use_existing_data_folder
@@ -23,7 +22,7 @@ from fedsift.errors import ConfigError, Diverged, TooFewClients, WorkerDied
 from fedsift.federation.round import Federation
 from fedsift.report.collect import ReportedRun, read_run
 from fedsift.report.html import write_report
-from fedsift.runs.config import RunConfig
+from fedsift.runs.config import PythonConfig, RunConfig
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.records import last_round
 from fedsift.runs.run import (
@@ -34,6 +33,7 @@ from fedsift.runs.run import (
     train_for_rank_zero,
     train_rounds,
 )
+from fedsift.runs.sigterm import exit_on_sigterm
 from fedsift.runs.tensorboard import log_to_tensorboard
 from fedsift.simulation import Record
 
@@ -61,6 +61,10 @@ def resume_run(path: Path, data_dir: Path | None) -> None:
             use_existing_data_folder(data_dir)
             folder = RunFolder.open(path)
             config = folder.config()
+            if isinstance(config, PythonConfig):
+                raise ConfigError(
+                    f"{path} was made from Python: to continue it, run the code that made it again"
+                )
             if config.wire == "flower":
                 raise ConfigError(
                     f"{path} was run on Flower: to continue it, start its app again, or run "

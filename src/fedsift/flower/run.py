@@ -20,7 +20,7 @@ from fedsift.flower.exchange import Exchange, wait_for_nodes
 from fedsift.flower.requests import NodeStatus, RoundRequests
 from fedsift.report.html import report_on
 from fedsift.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from fedsift.runs.config import RunConfig
+from fedsift.runs.config import Config
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.model import save_model
 from fedsift.runs.records import append_round, rewind
@@ -38,7 +38,7 @@ class DeployedRun:
     """
 
     folder: RunFolder
-    config: RunConfig
+    config: Config
     federation: Deployment
     engine: RemoteEngine
     uploads: Uploads

@@ -3,7 +3,7 @@
 ``config.py`` is a run's configuration, ``folder.py`` its folder, ``run.py`` trains it. The files of
 the folder: ``records.py`` (metrics.jsonl and uploads.jsonl), ``uploads.py`` (what is recorded of
 uploads), ``checkpoint.py``, ``model.py``, ``tensorboard.py``; ``disk.py`` writes them safely.
-``compare.py`` makes the table of a comparison.
+``sigterm.py`` ends a run cleanly on SIGTERM. ``compare.py`` makes the table of a comparison.
 """
 
 from fedsift.errors import explain_renamed

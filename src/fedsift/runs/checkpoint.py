@@ -18,11 +18,11 @@ from fedsift.federation.memories import DIGEST_BYTES, InMemory, Memories, OnDisk
 from fedsift.federation.norm_bound import NormHistory
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot, Traffic
-from fedsift.runs.config import RunConfig, read_values
+from fedsift.runs.config import Config, read_values
 from fedsift.runs.disk import CorruptFile, flush_to_disk, load_tensors, save_tensors
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.records import line_digests
-from fedsift.vector import State
+from fedsift.vector import Layout, State
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Checkpoint:
 
 
 def save_checkpoint(
-    folder: RunFolder, checkpoint: Checkpoint, federation: Federation, config: RunConfig
+    folder: RunFolder, checkpoint: Checkpoint, federation: Federation, config: Config
 ) -> None:
     """Replace the run's checkpoint.
 
@@ -46,19 +46,27 @@ def save_checkpoint(
     for file in (folder.uploads_file, folder.metrics_file):
         if file.exists():
             flush_to_disk(file)  # a checkpoint is never newer than its metrics
-    round = checkpoint.snapshot.round
-    about = {
-        "round": round,
+    about = about_checkpoint(folder, checkpoint, federation.task.layout, config)
+    about["memory"] = federation.memory_lengths
+    save_tensors(folder.checkpoint_file, tensors_of(checkpoint.snapshot), about)
+
+
+def about_checkpoint(
+    folder: RunFolder, checkpoint: Checkpoint, layout: Layout, config: Config
+) -> dict[str, Any]:
+    """Return the metadata of a checkpoint."""
+    return {
+        "round": checkpoint.snapshot.round,
         "traffic": asdict(checkpoint.snapshot.traffic),
         "norms": checkpoint.snapshot.norms.medians,
         "seconds": checkpoint.seconds,
-        "layout": federation.task.layout.fingerprint(),
+        "layout": layout.fingerprint(),
+        "shapes": described_layout(layout),
         "config": fingerprint_of(config),
         "data": digest_of(config.dataset),
         "kernels": kernels_of(config),
-        "lines": line_digests(folder, round),
+        "lines": line_digests(folder, checkpoint.snapshot.round),
     }
-    save_tensors(folder.checkpoint_file, tensors_of(checkpoint.snapshot), about)
 
 
 def load_checkpoint(folder: RunFolder, federation: Federation, device: str) -> Checkpoint | None:
@@ -74,7 +82,7 @@ def load_checkpoint(folder: RunFolder, federation: Federation, device: str) -> C
     for mismatch in mismatches(folder, config, federation, about):
         raise ConfigError(mismatch)
     try:
-        memories = load_memories(folder, federation, tensors)
+        memories = load_memories(folder, federation.memory_lengths, tensors)
     except (OSError, ValueError) as problem:
         raise ConfigError(f"{folder.memory_file} is corrupt: {problem}") from None
     snapshot = snapshot_of(about, tensors, memories, federation.algorithm.state)
@@ -83,7 +91,7 @@ def load_checkpoint(folder: RunFolder, federation: Federation, device: str) -> C
     return Checkpoint(snapshot, about["seconds"])
 
 
-def require_all_settings(folder: RunFolder, config: RunConfig) -> None:
+def require_all_settings(folder: RunFolder, config: Config) -> None:
     """Refuse a run whose configuration lacks a current setting."""
     missing = config.flat().keys() - read_values(folder.config_file).keys()
     if missing:
@@ -100,7 +108,7 @@ def older_version(folder: RunFolder, what: str) -> str:
 
 
 def mismatches(
-    folder: RunFolder, config: RunConfig, federation: Federation, about: Mapping[str, Any]
+    folder: RunFolder, config: Config, federation: Federation, about: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield why a run cannot continue from its checkpoint with exactly the same result."""
     if about["layout"] != federation.task.layout.fingerprint():
@@ -129,7 +137,7 @@ def mismatches(
         )
 
 
-def kernels_of(config: RunConfig) -> str:
+def kernels_of(config: Config) -> str:
     """Return which kernels train a run; empty on a Flower server, which does not train.
 
     Results of different kernels differ in the last bits.
@@ -144,7 +152,34 @@ def kernels_on(device: str) -> str:
     return "PyTorch" if native.load() is None else "C"
 
 
-def fingerprint_of(config: RunConfig) -> str:
+def described_layout(layout: Layout) -> dict[str, Any]:
+    """Return a layout as a JSON object; :func:`layout_from` is the inverse."""
+    return {
+        "names": layout.names,
+        "shapes": layout.shapes,
+        "dtype": str(layout.dtype).removeprefix("torch."),
+        "lengths": layout.lengths,
+        "buffers": described_layout(layout.buffers) if layout.buffers else None,
+    }
+
+
+def layout_from(about: Mapping[str, Any]) -> Layout:
+    """Return the layout that a JSON object describes.
+
+    >>> layout = Layout.of(torch.nn.Linear(3, 2))
+    >>> layout_from(json.loads(json.dumps(described_layout(layout)))) == layout
+    True
+    """
+    return Layout(
+        tuple(about["names"]),
+        tuple(map(tuple, about["shapes"])),
+        getattr(torch, about["dtype"]),
+        tuple((name, length) for name, length in about["lengths"]),
+        layout_from(about["buffers"]) if about["buffers"] else None,
+    )
+
+
+def fingerprint_of(config: Config) -> str:
     """Hash all settings except the number of rounds, which may grow."""
     settings = {key: value for key, value in config.flat().items() if key != "rounds"}
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
@@ -193,12 +228,12 @@ def snapshot_of(
 
 
 def load_memories(
-    folder: RunFolder, federation: Federation, tensors: Mapping[str, Tensor]
+    folder: RunFolder, lengths: Mapping[str, int], tensors: Mapping[str, Tensor]
 ) -> Memories:
     """Return the clients' memories from the checkpoint, or from the file that it refers to."""
     if "client_slots" not in tensors:
         return memories_among(tensors)
-    file = SlotFile(federation.memory_lengths, tensors["w"], folder.memory_file)
+    file = SlotFile(lengths, tensors["w"], folder.memory_file)
     numbers, clients = tensors["client_slots"].T.tolist()
     digests = [bytes(row) for row in tensors["client_digests"].tolist()]
     return OnDisk(file, dict(zip(clients, file.claim(numbers, digests), strict=True)))

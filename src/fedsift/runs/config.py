@@ -59,6 +59,8 @@ class RunConfig:
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> RunConfig:
         """Create a configuration from flat keys, as in a TOML file, and check it."""
+        if values.get(MADE_FROM) == PYTHON:
+            raise ConfigError("this configuration is of a run made from Python: run its code")
         types = {f.name: str(f.type) for f in fields(cls) if f.name != "settings"}
         common = {key: as_type(key, values[key], types[key]) for key in values if key in types}
         if "algorithm" in common:
@@ -109,6 +111,10 @@ class RunConfig:
         """Return the TOML file that reproduces this run."""
         return tomli_w.dumps(self.flat())
 
+    def with_rounds(self, rounds: int) -> RunConfig:
+        """Return the configuration with another number of rounds."""
+        return replace(self, rounds=rounds)
+
     def make_algorithm(self) -> Algorithm:
         """Create the algorithm with its settings, and its schedules for the number of rounds."""
         method = find(self.algorithm)
@@ -149,6 +155,60 @@ class RunConfig:
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("this machine has no usable CUDA device: use --device cpu")
         return str(chosen_device(self.device))
+
+
+@dataclass(frozen=True)
+class PythonConfig:
+    """The configuration of a run made by ``fedsift.simulate``, whose code alone can continue it.
+
+    ``values`` are the keys of its config.toml.
+    """
+
+    values: Mapping[str, Any]
+
+    @property
+    def rounds(self) -> int:
+        """Number of communication rounds in total."""
+        return int(self.values["rounds"])
+
+    @property
+    def dataset(self) -> str:
+        """The name of the data, with a hash of it."""
+        return str(self.values["dataset"])
+
+    @property
+    def wire(self) -> str:
+        """How messages travel."""
+        return str(self.values["wire"])
+
+    def flat(self) -> dict[str, Any]:
+        """Return every key with its value."""
+        return dict(self.values)
+
+    def toml(self) -> str:
+        """Return the TOML file that describes this run."""
+        return tomli_w.dumps(self.values)
+
+    def torch_device(self) -> str:
+        """Return the device that the run trains on: cpu or cuda."""
+        return str(self.values["device"])
+
+    def with_rounds(self, rounds: int) -> PythonConfig:
+        """Return the configuration with another number of rounds."""
+        return PythonConfig({**self.values, "rounds": rounds})
+
+
+Config = RunConfig | PythonConfig
+MADE_FROM, PYTHON = "made_from", "python"
+"""The key of config.toml that marks a run made from Python, and its value."""
+
+
+def read_config(path: Path) -> Config:
+    """Read the configuration of a run, made on the command line or from Python."""
+    values = read_values(path)
+    if values.get(MADE_FROM) == PYTHON:
+        return PythonConfig(values)
+    return RunConfig.from_values(values)
 
 
 def read_values(path: Path) -> dict[str, Any]:

@@ -7,12 +7,12 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedsift.errors import ConfigError
-from fedsift.runs.config import RunConfig
+from fedsift.runs.config import Config, read_config
 from fedsift.runs.disk import replace_file
 from fedsift.runs.records import METRICS, UPLOADS, read_rounds
 from fedsift.simulation import Record
@@ -82,7 +82,7 @@ class RunFolder:
         return f"fedsift resume {shlex.quote(str(self.path))}"
 
     @classmethod
-    def create(cls, path: Path, config: RunConfig) -> RunFolder:
+    def create(cls, path: Path, config: Config) -> RunFolder:
         """Create the folder of a new run; refuse a folder that holds a run."""
         folder = cls(path)
         folder.require_free()  # before locking, so that a refused folder gets no lock file
@@ -98,20 +98,20 @@ class RunFolder:
         return folder
 
     @classmethod
-    def create_or_continue(cls, path: Path, config: RunConfig) -> RunFolder:
+    def create_or_continue(cls, path: Path, config: Config) -> RunFolder:
         """Open the folder of this run, or create it."""
         folder = cls(path)
         return folder if folder.has_run(config) else cls.create(path, config)
 
     @classmethod
-    def create_or_extend(cls, path: Path, config: RunConfig) -> RunFolder:
+    def create_or_extend(cls, path: Path, config: Config) -> RunFolder:
         """Open the folder of this run, or create it; the run may have had fewer rounds."""
         folder = cls(path)
         if not exists(folder.config_file):
             return cls.create(path, config)
         with folder.locked():
             rounds = folder.config().rounds
-            if folder.has_run(replace(config, rounds=rounds)) and config.rounds > rounds:
+            if folder.has_run(config.with_rounds(rounds)) and config.rounds > rounds:
                 replace_file(folder.config_file, config.toml().encode())
         return folder
 
@@ -136,7 +136,7 @@ class RunFolder:
                 f"{self.model_file} already exists and would be replaced: {OTHER_FOLDER}"
             )
 
-    def has_run(self, config: RunConfig) -> bool:
+    def has_run(self, config: Config) -> bool:
         """Whether the folder holds the run of this configuration; refuse any other run."""
         if not exists(self.config_file):
             self.require_free()
@@ -163,13 +163,17 @@ class RunFolder:
             finally:
                 fcntl.flock(file, fcntl.LOCK_UN)  # forked processes also hold the open file
 
-    def config(self) -> RunConfig:
+    def config(self) -> Config:
         """Read the configuration."""
-        return RunConfig.read(self.config_file)
+        return read_config(self.config_file)
 
     def history(self) -> list[Record]:
         """Read and check the metrics of every round."""
         return read_rounds(self.metrics_file, METRICS, self.checkpoint_file)
+
+    def records(self) -> list[Record]:
+        """Read and check the metrics; those of a saved result may begin with any round."""
+        return read_rounds(self.metrics_file, METRICS, self.checkpoint_file, is_complete=False)
 
     def uploads(self) -> list[dict[str, Any]]:
         """Read and check the upload statistics of every round; empty if not recorded."""

@@ -7,9 +7,10 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
 from fedsift.models import build
 from fedsift.runs.checkpoint import Checkpoint, kernels_on, load_checkpoint, save_checkpoint
-from fedsift.runs.config import RunConfig
+from fedsift.runs.config import Config, RunConfig
 from fedsift.runs.folder import RunFolder, column
 from fedsift.runs.model import save_model
 from fedsift.runs.records import append_line, append_round, rewind, trained_rounds
@@ -109,19 +110,33 @@ class RestoredRun:
     history: list[Record]
 
 
-def restore_run(folder: RunFolder, federation: Federation) -> RestoredRun:
+def restore_run(
+    folder: RunFolder, federation: Federation, begin: Begin | None = None
+) -> RestoredRun:
     """Load the latest checkpoint, and drop the metrics of later rounds.
 
-    Without a checkpoint, start over: evaluate the initial model, and write the record of round 0.
+    Without a checkpoint, begin the run, and write its first records. By default it begins with the
+    initial model, whose evaluation is the record of round 0.
     """
     found = load_checkpoint(folder, federation, str(federation.task.device))
     history = rewind(folder, found.snapshot.round if found else -1)
     if found:
         return RestoredRun(found, is_on_disk=True, history=history)
-    start = initial_snapshot(federation, folder.memory_file)
-    first = initial_record(federation, start)
-    append_line(folder.metrics_file, first)
-    return RestoredRun(Checkpoint(start, 0.0), is_on_disk=False, history=[first])
+    run = (begin or partial(new_run, federation))(folder.memory_file)
+    for record in run.history:
+        append_line(folder.metrics_file, record)
+    return run
+
+
+Begin = Callable[[Path | None], RestoredRun]
+"""Begins a run, given the file for large client memories."""
+
+
+def new_run(federation: Federation, memory_file: Path | None = None) -> RestoredRun:
+    """Return a run before its first round, with the initial model evaluated."""
+    start = initial_snapshot(federation, memory_file)
+    history = [initial_record(federation, start)]
+    return RestoredRun(Checkpoint(start, 0.0), is_on_disk=False, history=history)
 
 
 def train_rounds(
@@ -193,7 +208,7 @@ class CheckpointWriter:
         self.due = ended + 19 * (ended - began)
 
 
-def run_summary(config: RunConfig, federation: Federation, history: list[Record]) -> dict[str, Any]:
+def run_summary(config: Config, federation: Federation, history: list[Record]) -> dict[str, Any]:
     """Return the contents of summary.json."""
     return {
         **config.flat(),
@@ -219,7 +234,7 @@ def results_of(history: Sequence[Record], parameters: int) -> dict[str, Any]:
     }
 
 
-def environment(config: RunConfig) -> dict[str, str]:
+def environment(config: Config) -> dict[str, str]:
     """Return what the results depend on besides the configuration: versions and hardware."""
     corpus = digest_of(config.dataset)
     return {**environment_on(config.torch_device()), **({"corpus": corpus} if corpus else {})}
