@@ -81,7 +81,7 @@ def compressed(
     results are those of the method itself.
 
     >>> from fedsift.algorithms import fedsgd
-    >>> compressed(fedsgd(lr=0.1), density=0.05, bits=8)  # doctest: +ELLIPSIS
+    >>> compressed(fedsgd(lr=0.1), density=0.05, bits=8)
     compressed_fedsgd(local_steps=30, lr=0.1, density=0.05, bits=8, decay=0.95, down_density=0.1)
     """
     roles = compressible_roles(algorithm)
