@@ -28,6 +28,7 @@ ROWS = (
     ("models",),
     ("runs",),
     ("report",),
+    ("api",),
     ("theory",),
     ("advise",),
     ("reproduce",),

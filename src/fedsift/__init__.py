@@ -15,8 +15,8 @@ from fedsift.errors import Diverged, RenamedModules, explain_renamed
 
 if TYPE_CHECKING:
     from fedsift import advise, algorithms, codec, data, integrations, models, schedules, theory
+    from fedsift.api import Result, rounds, simulate
     from fedsift.optim import Adam
-    from fedsift.simulation import Result, simulate
     from fedsift.vector import Layout, State
 
 __version__ = "0.1.0"
@@ -33,6 +33,7 @@ __all__ = [
     "data",
     "integrations",
     "models",
+    "rounds",
     "schedules",
     "simulate",
     "theory",
@@ -41,9 +42,10 @@ __all__ = [
 HOMES = {
     "Adam": "optim",
     "Layout": "vector",
-    "Result": "simulation",
+    "Result": "api",
     "State": "vector",
-    "simulate": "simulation",
+    "rounds": "api",
+    "simulate": "api",
 }
 """Where a name is defined; the other names are modules."""
 
