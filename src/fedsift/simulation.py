@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsift.algorithms import Algorithm, fedadam_ssm, for_rounds
-from fedsift.algorithms.buffers import BUFFERS, with_buffers
+from fedsift.algorithms.buffers import BUFFERS, client_values, with_buffers
 from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Forked, Stacked, Task
 from fedsift.engine.gpu.stacked import PRECISIONS
@@ -49,9 +49,15 @@ class Result:
         """The global state: flat vectors in the model's parameter order, such as ``state.w``."""
         return self.snapshot.state
 
-    def load_into(self, model: nn.Module) -> None:
-        """Set a model's parameters, and the buffers that training changes, to the trained ones."""
-        self.layout.write(self.weights, model)
+    def load_into(self, model: nn.Module, client: int | None = None) -> None:
+        """Set a model's parameters, and the buffers that training changes, to the trained ones.
+
+        With a client, to those with which this client uses the model: its own normalization layers
+        if ``buffers="local"``.
+        """
+        memory = None if client is None else self.snapshot.client_memory.get(client)
+        values = client_values(self.layout, self.state, self.weights, memory)
+        self.layout.write(values, model)
 
 
 def simulate(
