@@ -21,7 +21,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedsift.adam import AdamStep
 from fedsift.algorithms.method import (
     Algorithm,
     Context,
@@ -29,8 +28,6 @@ from fedsift.algorithms.method import (
     Memory,
     Phase,
     Q,
-    Step,
-    StepContext,
     as_sent,
     checked_message,
 )
@@ -250,7 +247,6 @@ def kept(phase: Phase, own: OwnLayers) -> Phase:
     return replace(
         phase,
         local_start=local_start,
-        step=phase.step if isinstance(phase.step, AdamStep) else KeepOwn(phase.step),
         send=send,
         receive=phase.receive if phase.receive is as_sent else receive,
         broadcast=broadcast,
@@ -273,20 +269,3 @@ def client_values(layout: Layout, state: State, values: Tensor, memory: Memory |
 def without_own(memory: Memory) -> Memory:
     """Return what a method sees of a client's memory."""
     return {name: x for name, x in memory.items() if name != OWN}
-
-
-@dataclass(frozen=True)
-class KeepOwn:
-    """A method's step, which may change the client's memory but does not know its own layers."""
-
-    step: Step
-
-    def __call__(
-        self, x: State, gradient: Tensor, context: StepContext
-    ) -> State | tuple[State, Memory]:
-        """Return the step's result, with the client's layers in its memory if it returns one."""
-        result = self.step(x, gradient, context)
-        if isinstance(result, State):
-            return result
-        after, memory = result
-        return after, {**memory, OWN: context.memory[OWN]}

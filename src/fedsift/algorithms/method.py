@@ -259,8 +259,8 @@ class Phase:
     """The functions of a round, in the order in which they are called.
 
     ``local_start(state, memory)``: where a client's local training starts;
-    ``step(x, gradient, context)``: one local step; it returns the next x, or x and the client's
-    changed memory;
+    ``step(x, gradient, context)``: one local step; it returns the next x, or x and those
+    vectors of the client's memory that it changes;
     ``points(x, context)``: for methods without gradients. It yields weights ``(clients, d)``, and
     ``step`` receives the losses of the mini-batch there, ``(clients, points)``, instead of a
     gradient;

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
-from fedsift.algorithms import normalized, settings_of
+from fedsift.algorithms import normalized_name, settings_of
 from fedsift.errors import ConfigError
 from fedsift.federation.cohort import cohort_size
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import column
+from fedsift.runs.records import trained_rounds
 from fedsift.simulation import Record
 
 MIBIT = 2**20
@@ -84,7 +85,7 @@ def configs_of(algorithms: Sequence[str], values: Mapping[str, Any]) -> list[Run
     >>> [c.settings for c in configs_of(["fedsgd", "fedadam-ssm"], {"density": 0.1, "lr": 0.01})]
     [{'lr': 0.01}, {'density': 0.1, 'lr': 0.01}]
     """
-    names = [normalized(name.strip()) for name in algorithms]
+    names = [normalized_name(name.strip()) for name in algorithms]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"{twice} is listed twice")
     known = {name: settings_of(name) for name in names}
@@ -110,14 +111,14 @@ def config_of(algorithm: str, values: Mapping[str, Any]) -> RunConfig:
 
 
 def reached(history: Sequence[Record], target: float) -> Record | None:
-    """Return the first round whose test accuracy reached the target, if any."""
-    return next((r for r in history if (r.get("accuracy") or 0) >= target), None)
+    """Return the first round whose test accuracy reached the target, if any; never round 0."""
+    return next((r for r in trained_rounds(history) if (r.get("accuracy") or 0) >= target), None)
 
 
 def row_of(algorithm: str, history: Sequence[Record], target: float) -> Row:
     """Return what an algorithm had sent when its test accuracy first reached the target."""
     first = reached(history, target)
-    accuracies = column(history, "accuracy")
+    accuracies = column(trained_rounds(history), "accuracy")
     return Row(
         algorithm,
         target,
