@@ -209,7 +209,7 @@ class Federation:
         base = self.base_hash(job.state)
         limits, spec = self.upload_limits(job, base), self.frame_spec(job.round, base)
         bound = self.norm_bound(before)
-        total = WeightedSum(self.algorithm.zero_sum(self.task.layout, job.state.w))
+        total = WeightedSum(self.algorithm.zero_update(self.task.layout, job.state.w))
         return Inbox(self, job, spec, limits, total, before.client_memory, bound)
 
     def norm_bound(self, before: Snapshot) -> NormBound:
@@ -318,7 +318,7 @@ def apply_broadcast(
 
     The server and the clients both compute this, from the same bytes.
     """
-    received = algorithm.zero_sum(context.layout, state.w)
+    received = algorithm.zero_update(context.layout, state.w)
     accumulate(received, parts)
     after = algorithm.phase(context.round).apply(context, state, received)
     if after.names != state.names:
