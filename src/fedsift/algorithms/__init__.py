@@ -13,6 +13,9 @@ from fedsift.algorithms.fedadam_ssm_m import fedadam_ssm_m
 from fedsift.algorithms.fedadam_ssm_v import fedadam_ssm_v
 from fedsift.algorithms.fedadam_top import fedadam_top
 from fedsift.algorithms.fedadamw import fedadamw
+from fedsift.algorithms.fedavg import fedavg
+from fedsift.algorithms.fedopt import fedopt
+from fedsift.algorithms.fedprox import fedprox
 from fedsift.algorithms.fedsgd import fedsgd
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, StepContext, always
 from fedsift.algorithms.onebit_adam import onebit_adam
@@ -25,6 +28,7 @@ from fedsift.algorithms.registry import (
     method,
     settings_of,
 )
+from fedsift.algorithms.scaffold import scaffold
 from fedsift.algorithms.settings import Setting
 from fedsift.algorithms.sift import sift
 from fedsift.algorithms.sparse_fedsgd import sparse_fedsgd
@@ -49,11 +53,15 @@ __all__ = [
     "fedadam_ssm_v",
     "fedadam_top",
     "fedadamw",
+    "fedavg",
+    "fedopt",
+    "fedprox",
     "fedsgd",
     "find",
     "for_rounds",
     "method",
     "onebit_adam",
+    "scaffold",
     "settings_of",
     "sift",
     "sparse_fedsgd",

@@ -46,6 +46,8 @@ class Context:
     ``clients`` are the clients of the stack, and empty where the server acts for all.
     ``gradient(w, x, y)`` is the gradient ``(d,)`` of the task's loss at weights w ``(d,)``, with
     the model in evaluation mode. It can itself be differentiated with respect to x and y.
+    ``merged_share`` is the share of all clients whose updates are in the mean, in ``broadcast``;
+    0 elsewhere.
     """
 
     layout: Layout
@@ -53,6 +55,7 @@ class Context:
     seed: int
     clients: tuple[int, ...]
     gradient: LossGradient = field(default=no_gradient, repr=False, compare=False)
+    merged_share: float = 0.0
 
     @classmethod
     def of(cls, task: Task, round: int, clients: tuple[int, ...] = ()) -> Context:
@@ -258,7 +261,8 @@ SIGNATURES = {
 class Phase:
     """The functions of a round, in the order in which they are called.
 
-    ``local_start(state, memory)``: where a client's local training starts;
+    ``local_start(state, memory)``: where a client's local training starts. It may add vectors, such
+    as a momentum, which then last for this round;
     ``step(x, gradient, context)``: one local step; it returns the next x, or x and the client's
     changed memory;
     ``points(x, context)``: for methods without gradients. It yields weights ``(clients, d)``, and
@@ -322,7 +326,8 @@ class Algorithm:
     return to the user, given the global state and the server's memory. ``lengths`` are the lengths
     of payloads and memories that do not have one number per parameter. ``weights`` are the clients'
     weights in the mean: ``"batch"``, their mini-batch sizes; ``"examples"``, their numbers of
-    samples; or ``"equal"``.
+    samples; or ``"equal"``. ``server_start`` are the values with which the server's memories start,
+    for those that do not start at zero.
     """
 
     phase: Callable[[int], Phase]
@@ -332,6 +337,7 @@ class Algorithm:
     state: tuple[str, ...] = MOMENTS
     lengths: Mapping[str, Length] = field(default_factory=dict)
     weights: Weights = "batch"
+    server_start: Mapping[str, float] = field(default_factory=dict)
     name: str = ""
     settings: Mapping[str, GivenSetting] = field(default_factory=dict)
 
@@ -359,6 +365,11 @@ class Algorithm:
         """Return the state before round 1, in which all vectors but w are zero."""
         zeros = {name: w.new_zeros(layout.length(name)) for name in self.state}
         return State(**zeros).replace(w=w)
+
+    def initial_server_memory(self, layout: Layout, like: Tensor) -> dict[str, Tensor]:
+        """Return the server's memory before round 1."""
+        zeros = zero_memory(self.server_memory, layout, like)
+        return {name: x + self.server_start.get(name, 0.0) for name, x in zeros.items()}
 
     def zero_sum(self, layout: Layout, w: Tensor) -> State:
         """Return zeros for everything that clients or the server may send."""
