@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from fedsift.algorithms import METHODS
 from fedsift.cli.entry import app
-from fedsift.cli.terminal import times_fewer
+from fedsift.progress import times_fewer
 from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, run_summary, train_rounds
 from fedsift.runs.compare import Row, dense_fedadam_bytes
 from fedsift.runs.config import read_values

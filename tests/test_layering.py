@@ -21,6 +21,7 @@ ROWS = (
     ("privacy",),
     ("engine",),
     ("federation",),
+    ("progress",),
     ("simulation",),
     ("data",),
     ("models",),

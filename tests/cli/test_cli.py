@@ -262,19 +262,53 @@ def test_rejected_updates_are_printed_and_an_empty_round_gives_a_warning(here, c
     assert "12 updates; metrics.jsonl has the reasons" in said.out
     assert said.err.count("warning: round 1 merged no update: client 0: not in order") == 1
     assert said.err.count("merged no update") == 1
-    assert said.err.count("4 rejected") == 3
+    assert said.out.count("4 rejected") == 3
 
 
 def test_without_a_terminal_each_round_is_one_line(here, capsys):
     assert main(["run", *QUICK, "--out", "out"]) == 0
-    lines = capsys.readouterr().err.splitlines()
+    said = capsys.readouterr()
+    assert not said.err
+    lines = [line for line in said.out.splitlines() if " round " in line]
     records = metrics_of(here / "out")
     assert len(lines) == len(records) == 3
     for line, record in zip(lines, records, strict=True):
-        assert line.startswith(f"fedadam-ssm round {record['round']}/3 · ")
-        assert f" · {record['uplink_bytes'] / 1e3:.1f} kB per client, " in line
-        assert "fewer than dense FedAdam" in line
-        assert line.endswith(" s/round")
+        assert line.startswith(f"fedadam-ssm round {record['round']}/3 · accuracy ")
+        up, down = record["uplink_bytes"], record["downlink_bytes"]
+        assert f" · {up / 1e3:.1f} kB up, {down / 1e6:.2f} MB down per client · " in line
+        assert re.search(r" s$| s · ends [\d: -]+$", line)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", said.out)
+
+
+def test_a_terminal_gets_a_bar_and_a_log_lines_at_once(here):
+    """Train with stderr in a terminal and stdout in a pipe; read the first line while it runs."""
+    controller, terminal = os.openpty()
+    process = start(
+        "run", *QUICK, "--rounds", "200", stdout=subprocess.PIPE, stderr=terminal, text=True
+    )
+    os.close(terminal)
+    first = process.stdout.readline()
+    assert process.poll() is None
+    process.terminate()
+    rest = process.communicate(timeout=60)[0]
+    shown = b""
+    while more := read_terminal(controller):
+        shown += more
+    assert first.startswith("fedadam-ssm round 1/200 · ")
+    assert "\x1b" not in first + rest
+    assert b"\x1b" in shown
+    (folder,) = (here / "runs").iterdir()
+    command = f"fedsift resume {Path('runs') / folder.name}"
+    assert shown.decode().splitlines()[-1].endswith(f"continue with: {command}")
+    assert process.returncode == 143
+
+
+def read_terminal(descriptor):
+    """What a process wrote to its terminal; Linux gives an error at the end."""
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:
+        return b""
 
 
 def test_dense_fedadam_sends_three_floats_per_parameter_and_round(here):

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shlex
 import shutil
 import xml.etree.ElementTree as ElementTree
 from contextlib import redirect_stderr, redirect_stdout
@@ -12,12 +13,13 @@ import pytest
 
 from fedsift.algorithms import METHODS
 from fedsift.cli import main
-from fedsift.cli.terminal import times_fewer
 from fedsift.federation.round import Federation
+from fedsift.progress import times_fewer
 from fedsift.runs.compare import MIBIT, configs_of, table_of
 
 ALGORITHMS = ("fedadam-ssm", "fedadam", "fedsgd")
 TARGET = 0.5
+SHORT = ("--clients", "2", "--rounds", "1", "--local-steps", "2")
 SETTINGS = ("--clients", "4", "--rounds", "4", "--local-steps", "8", "--density", "0.1")
 
 
@@ -276,6 +278,11 @@ def test_a_stopped_comparison_says_how_to_continue(tmp_path, capsys, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Federation, "run_round", stop)
-    assert compare(tmp_path / "the out") == 130
+    assert compare(tmp_path / "the out", *SHORT, algorithms=("fedsgd",)) == 130
     place = f"'{tmp_path}/the out'"
-    assert f"continue with: the same command with --out {place}" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("continue with: fedsift compare --algorithms ")
+    assert f" --out {place} " in line
+    monkeypatch.undo()
+    assert main(shlex.split(line.removeprefix("continue with: fedsift "))) == 0
+    assert rows_of(tmp_path / "the out").keys() == {"fedsgd"}

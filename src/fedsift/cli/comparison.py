@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedsift.cli.exit_codes import user_input
 from fedsift.cli.reports import written_or_explained
-from fedsift.cli.settings import merge_config_file, new_folder
+from fedsift.cli.settings import command_text, merge_config_file, new_folder
 from fedsift.cli.tables import comparison_table
 from fedsift.cli.terminal import err, out, print_path
 from fedsift.cli.training import run_with_progress
@@ -34,14 +33,16 @@ def start_comparison(config_file: Path | None, given: Mapping[str, Any]) -> None
             values = merge_config_file(config_file, given)
             names, target, path = (values.pop(k, None) for k in ("algorithms", "target", "out"))
             target = checked_target(names, target)
-            values.pop("algorithm", None)
+            for key in ("algorithm", "data_dir"):
+                values.pop(key, None)
             configs = configs_of(names_of(names), values)
             if rank():
                 train_for_rank_zero(configs)
                 return
             path = path or new_folder(f"compare-{configs[0].dataset}")
             runs, parameters = open_folders(path, configs)
-        train_all(path, runs)
+        command = command_text("compare", {"config": config_file, **given, "out": path})
+        train_all(runs, command)
         compare_runs(path, runs, target, parameters)
 
 
@@ -70,9 +71,11 @@ def open_folders(path: Path, configs: Sequence[RunConfig]) -> tuple[list[Run], i
     return list(zip(folders, configs, strict=True)), parameters
 
 
-def train_all(path: Path, runs: Sequence[Run]) -> None:
-    """Train the remaining rounds of every run; a diverged run counts as a result."""
-    command = f"the same command with --out {shlex.quote(str(path))}"
+def train_all(runs: Sequence[Run], command: str) -> None:
+    """Train the remaining rounds of every run; a diverged run counts as a result.
+
+    The command continues the comparison after an interruption.
+    """
     for folder, config in runs:
         try:
             # One federation at a time: its data is freed when the next is built.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedsift.cli.exit_codes import user_input
 from fedsift.cli.options import DEFAULTS
-from fedsift.cli.progress import round_progress
-from fedsift.cli.settings import merge_config_file, new_folder
+from fedsift.cli.progress import run_progress
+from fedsift.cli.settings import command_text, merge_config_file, new_folder
 from fedsift.cli.sigterm import exit_on_sigterm
 from fedsift.cli.tables import summary_table
 from fedsift.cli.terminal import err, out, print_path
@@ -41,7 +40,7 @@ def start_demo(
     with user_input():
         require_flower()
         values = merge_config_file(config_file, given)
-        path = values.pop("out", None)
+        path, _ = (values.pop(key, None) for key in ("out", "data_dir"))
         for key, value in fixed.items():
             if values.get(key, value) not in (value, DEFAULTS[key]):
                 raise ConfigError(f"{key} applies to simulations only: leave it out")
@@ -49,7 +48,8 @@ def start_demo(
         simulated = federation_of(replace(config, wire="real"))  # refuses invalid settings
         path = path or new_folder(f"flower-{config.algorithm}")
         folder = RunFolder.create_or_extend(path, config)
-    deploy_demo(config, folder, simulated.task.layout.d)
+    command = command_text("deploy demo", {"config": config_file, **given, "out": path})
+    deploy_demo(config, folder, simulated.task.layout.d, command)
 
 
 def require_flower() -> None:
@@ -60,12 +60,14 @@ def require_flower() -> None:
         )
 
 
-def deploy_demo(config: RunConfig, folder: RunFolder, parameters: int) -> None:
-    """Start the federation, train with progress output, and end every process."""
+def deploy_demo(config: RunConfig, folder: RunFolder, parameters: int, command: str) -> None:
+    """Start the federation, train with progress output, and end every process.
+
+    The command continues the run after an interruption.
+    """
     from fedsift.flower.local import LocalFederation, ProcessFailed
 
     env = {"FEDSIFT_DATA": str(data_folder().absolute())}  # the processes run in another directory
-    command = "the same command with --out " + shlex.quote(str(folder.path))
     federation = LocalFederation(folder.path / "federation", env)
     with explained_interruption(folder, command), exit_on_sigterm(), federation:
         start_processes(federation, config, folder)
@@ -97,7 +99,7 @@ def wait_with_progress(
 ) -> None:
     """Show each round until the run ends."""
     shown = len(folder.history())
-    with round_progress(config, parameters, shown) as show:
+    with run_progress(config, parameters, shown) as show:
 
         def has_ended() -> bool:
             nonlocal shown

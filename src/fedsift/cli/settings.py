@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -14,15 +15,34 @@ from fedsift.runs.config import check_type, read_values
 
 
 def merge_config_file(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a config file overridden by the given options; use the data folder."""
+    """Return the keys of a config file overridden by the given options.
+
+    The data folder, if there is one, is used from here on.
+    """
     given = {key: value for key, value in given.items() if value is not None}
     values = {**(read_values(file) if file else {}), **given}
     for key in values.keys() & {"out", "data_dir"}:
         values[key] = path_setting(key, values[key])
     if "theta" in given and values.get("partition") != "dirichlet":
         raise ConfigError("theta requires --partition dirichlet")
-    use_existing_data_folder(values.pop("data_dir", None))
+    use_existing_data_folder(values.get("data_dir"))
     return values
+
+
+def command_text(command: str, values: Mapping[str, Any]) -> str:
+    """Return a command with its options, to paste into a shell.
+
+    >>> command_text("compare", {"lr": "cosine(0.1, 0)", "tensorboard": True, "seed": None})
+    "fedsift compare --lr 'cosine(0.1, 0)' --tensorboard"
+    """
+    words = ["fedsift", *command.split()]
+    for key, value in values.items():
+        flag = f"--{key.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        elif value is not None:
+            words += [flag, str(value)]
+    return shlex.join(words)
 
 
 def path_setting(key: str, value: Any) -> Path:

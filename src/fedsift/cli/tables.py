@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from fedsift.cli.terminal import file_size, percent, plain_table, times_fewer
+from fedsift.cli.terminal import plain_table
+from fedsift.progress import file_size, percent, times_fewer
 from fedsift.report.collect import decimals
 from fedsift.report.tables import number_of
 from fedsift.runs.compare import Row, dense_fedadam_bytes, mibit

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsift.cli.exit_codes import user_input
-from fedsift.cli.progress import round_progress
+from fedsift.cli.progress import run_progress
 from fedsift.cli.reports import written_or_explained
 from fedsift.cli.settings import merge_config_file, new_folder
 from fedsift.cli.sigterm import exit_on_sigterm
@@ -42,7 +42,7 @@ def start_run(config_file: Path | None, given: Mapping[str, Any]) -> None:
     with process_group():
         with user_input():
             values = merge_config_file(config_file, given)
-            path = values.pop("out", None)
+            path, data_dir = (values.pop(key, None) for key in ("out", "data_dir"))
             config = RunConfig.from_values(values)
             if rank():
                 train_for_rank_zero([config])
@@ -50,7 +50,7 @@ def start_run(config_file: Path | None, given: Mapping[str, Any]) -> None:
             federation = federation_of(config)
             path = path or new_folder(f"{config.dataset}-{config.algorithm}")
             folder = RunFolder.create(path, config)
-        train_and_report(folder, config, federation)
+        train_and_report(folder, config, federation, data_dir)
 
 
 def resume_run(path: Path, data_dir: Path | None) -> None:
@@ -70,26 +70,30 @@ def resume_run(path: Path, data_dir: Path | None) -> None:
                 train_for_rank_zero([config])
                 return
             federation = federation_of(config)
-        train_and_report(folder, config, federation)
+        train_and_report(folder, config, federation, data_dir)
 
 
-def train_and_report(folder: RunFolder, config: RunConfig, federation: Federation) -> None:
+def train_and_report(
+    folder: RunFolder, config: RunConfig, federation: Federation, data_dir: Path | None
+) -> None:
     """Train a run's remaining rounds, print its closing table and write its report."""
-    shown = run_with_progress(folder, config, federation)
+    command = folder.resume_command
+    if data_dir:
+        command += f" --data-dir {shlex.quote(str(data_dir))}"
+    shown = run_with_progress(folder, config, federation, command)
     out.print(summary_table(shown.summary))
     with written_or_explained("report", folder.path / "report.html", folder.path) as report:
         write_report([shown], report, f"{config.algorithm} on {config.dataset}")
 
 
 def run_with_progress(
-    folder: RunFolder, config: RunConfig, federation: Federation, resume_command: str = ""
+    folder: RunFolder, config: RunConfig, federation: Federation, resume_command: str
 ) -> ReportedRun:
     """Train a run's remaining rounds with progress output, and write its summary.
 
-    ``resume_command`` is shown after an interruption; by default it is ``fedsift resume``.
+    ``resume_command`` is shown after an interruption.
     """
-    command = resume_command or folder.resume_command
-    with folder.locked(), explained_interruption(folder, command), exit_on_sigterm():
+    with folder.locked(), explained_interruption(folder, resume_command), exit_on_sigterm():
         restored = restore_run(folder, federation)
         history = train_with_progress(folder, config, federation, restored)
         folder.write_summary(run_summary(config, federation, history))
@@ -104,7 +108,7 @@ def train_with_progress(
     finished = len(restored.history)
     rounds = train_rounds(folder, federation, restored, config.rounds)
     parameters = federation.task.layout.d
-    with round_progress(config, parameters, finished) as show, closing(rounds):
+    with run_progress(config, parameters, finished) as show, closing(rounds):
         records: Iterator[Record] = chain(restored.history, rounds)
         if config.tensorboard:
             records = log_to_tensorboard(records, folder.path)
