@@ -34,7 +34,7 @@ LocalMomentum = Annotated[
 @method("fedavg", label="FedAvg", color="#7a4b2a")
 def fedavg(
     local_steps: LocalSteps = 30,
-    lr: LearningRate = 0.1,
+    lr: LearningRate = 0.05,
     momentum: LocalMomentum = 0.0,
     epochs: LocalEpochs = None,
 ) -> Algorithm:

@@ -46,12 +46,12 @@ Tau = Annotated[
 @method("fedopt", label="FedOpt", color="#a3123f")
 def fedopt(
     server: Server = "adam",
-    server_lr: ServerLearningRate = 0.01,
+    server_lr: ServerLearningRate = 0.03,
     beta1: ServerBeta1 = 0.9,
     beta2: ServerBeta2 = 0.99,
     tau: Tau = 1e-3,
     local_steps: LocalSteps = 30,
-    lr: LearningRate = 0.1,
+    lr: LearningRate = 0.05,
 ) -> Algorithm:
     """Local SGD with ΔW sent in full, and an adaptive optimizer on the server.
 
@@ -60,7 +60,7 @@ def fedopt(
     This is the method that Flower calls FedAdam, FedYogi and FedAdagrad. ``fedadam`` is a different
     one: its clients run Adam.
 
-    >>> fedopt("yogi", server_lr=0.03).settings["server"]
+    >>> fedopt("yogi", server_lr=0.01).settings["server"]
     'yogi'
     """
 

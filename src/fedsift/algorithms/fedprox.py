@@ -22,7 +22,7 @@ ProximalWeight = Annotated[float, Setting("μ, the weight of the proximal term",
 
 @method("fedprox", label="FedProx", color="#7a4b2a", dashed=True)
 def fedprox(
-    mu: ProximalWeight = 0.01, local_steps: LocalSteps = 30, lr: LearningRate = 0.1
+    mu: ProximalWeight = 0.01, local_steps: LocalSteps = 30, lr: LearningRate = 0.05
 ) -> Algorithm:
     """FedAvg whose clients minimize f(w) + μ/2 ‖w − W‖², where W is the global model.
 

@@ -32,7 +32,7 @@ from fedsift.vector import State
 
 @method("scaffold", label="SCAFFOLD", color="#6a3d9a")
 def scaffold(
-    local_steps: LocalSteps = 30, lr: LearningRate = 0.1, server_lr: ServerLearningRate = 1.0
+    local_steps: LocalSteps = 30, lr: LearningRate = 0.05, server_lr: ServerLearningRate = 1.0
 ) -> Algorithm:
     """Local SGD corrected by control variates, with ΔW and Δc sent in full.
 

@@ -19,6 +19,8 @@ TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 DEFAULTS: Mapping[str, Any] = {key: about["default"] for key, about in catalog()["run"].items()}
 """The defaults of ``fedsift run``."""
 METHOD_NAMES = ", ".join(method["name"] for method in catalog()["methods"])
+NAMING = "fedadam runs Adam on the clients; what Flower calls FedAdam is fedopt."
+ALGORITHM_HELP = f"One of: {METHOD_NAMES}. {NAMING}"
 METHOD_PANEL = "Settings of the algorithm (each applies to the algorithms that have it)"
 FEW = 3
 """The help of a setting names its methods if there are at most this many."""
@@ -195,7 +197,7 @@ def path(text: str) -> Path:
 
 Method = Annotated[
     str | None,
-    typer.Option("--algorithm", help=f"One of: {METHOD_NAMES}.", show_default="fedadam-ssm"),
+    typer.Option("--algorithm", help=ALGORITHM_HELP, show_default="fedadam-ssm"),
 ]
 Config = Annotated[
     Path | None,

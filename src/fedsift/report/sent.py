@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedsift.codec.update import ROLES
 from fedsift.report.charts import Chart, FigureBlock, View, chart, curve
 from fedsift.report.collect import Comparison, ReportedRun, SeedGroup
 
@@ -12,6 +13,8 @@ PARTS = {
     "w": ("ΔW", "--w"),
     "m": ("ΔM", "--m"),
     "v": ("ΔV", "--v"),
+    "c": ("ΔC", "--variate"),
+    "p": ("payload", "--payload"),
     "mask": ("mask", "--mask"),
     "header": ("header", "--header"),
 }
@@ -116,7 +119,7 @@ def overlap(comparison: Comparison) -> FigureBlock:
 
 def role_line(group: SeedGroup, role: str) -> dict[str, Any]:
     """Return the line style of one of three masks."""
-    dash = {"w": "solid", "m": "dash", "v": "dot"}[role]
+    dash = {"w": "solid", "m": "dash", "v": "dot", "c": "dashdot"}[role]
     return {"color": f"--c{group.color}", "dash": dash, "width": 2}
 
 
@@ -191,12 +194,12 @@ def square(line: Mapping[str, Any]) -> Chart:
 
 
 def magnitudes(comparison: Comparison) -> FigureBlock:
-    """Return the charts of the densities of log₁₀ |ΔW|, |ΔM| and |ΔV| in some rounds."""
+    """Return the charts of the densities of log₁₀ |ΔW|, |ΔM|, |ΔV| and others in some rounds."""
     views = []
     for group in comparison.groups:
         lines = [line for line in group.first.uploads if any(line.get("magnitudes", {}).values())]
         if lines:
-            charts = [density(lines, role) for role in ("w", "m", "v")]
+            charts = [density(lines, role) for role in ROLES]
             shades = {f"round {n}": shade_of(n, lines) for n in (line["round"] for line in lines)}
             drawn = [chart for chart in charts if chart["data"]]
             views.append(View(group.name, drawn, list(shades.items())))
