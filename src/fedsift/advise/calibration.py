@@ -22,7 +22,7 @@ from fedsift.runs.config import RunConfig
 from fedsift.runs.run import check_output
 from fedsift.seeding import stream
 from fedsift.simulation import Record, engine_for, run_rounds
-from fedsift.task import check_model
+from fedsift.task import check_model, check_no_statistics
 from fedsift.vector import Layout
 
 HELD_OUT = 5
@@ -85,6 +85,7 @@ def calibration_task(config: RunConfig) -> Task:
     clients = [(x[rest[part]], y[rest[part]]) for part in parts]
     model = build(config.model, dataset.shape, config.seed, dataset.dtype)
     check_model(model)
+    check_no_statistics(model, "advise")
     check_output(model, dataset, config.model)
     batch = config.batch_size or None
     return Task(

@@ -71,4 +71,4 @@ class MomentumStep:
 
 def with_zero_momentum(state: State, memory: Memory) -> State:
     """Start local training from the global W, with momentum zero."""
-    return State(w=state.w, m=torch.zeros_like(state.w))
+    return State(**dict(state.items()), m=torch.zeros_like(state.w))

@@ -11,7 +11,8 @@ from typing import Any, cast
 import tomli_w
 import torch
 
-from fedsift.algorithms import METHODS, Algorithm, Method, find, for_rounds
+from fedsift.algorithms import Algorithm, Method, find, for_rounds, normalized
+from fedsift.algorithms.buffers import BUFFERS
 from fedsift.algorithms.settings import GivenSetting, written
 from fedsift.data import DATASETS, shape_of
 from fedsift.errors import ConfigError, require_choice
@@ -19,6 +20,7 @@ from fedsift.federation.norm_bound import MAX_NORM_RATIO
 from fedsift.models import MODELS, default_model
 from fedsift.simulation import chosen_device
 from fedsift.task import WEIGHTS, Weights
+from fedsift.task.user_code import is_user_code
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -46,6 +48,7 @@ class RunConfig:
     dropout: float = 0.0
     min_clients: int = 0
     max_norm_ratio: float = MAX_NORM_RATIO
+    buffers: str = "average"
     wire: str = "count"
     seed: int = 0
     device: str = "auto"
@@ -59,7 +62,7 @@ class RunConfig:
         types = {f.name: str(f.type) for f in fields(cls) if f.name != "settings"}
         common = {key: as_type(key, values[key], types[key]) for key in values if key in types}
         if "algorithm" in common:
-            common["algorithm"] = common["algorithm"].replace("_", "-")
+            common["algorithm"] = normalized(common["algorithm"])
         config = cls(**common, settings={k: v for k, v in values.items() if k not in types})
         config.check_names()
         if config.model == "auto":
@@ -70,8 +73,9 @@ class RunConfig:
 
     def check_names(self) -> None:
         """Refuse unknown names, except those of the data and model of a Flower app."""
-        require_choice("algorithm", self.algorithm, sorted(METHODS))
+        find(self.algorithm)
         require_choice("device", self.device, DEVICES)
+        require_choice("buffers", self.buffers, BUFFERS)
         require_choice("weights", self.weights, ("auto", *WEIGHTS))
         if self.wire != "flower":
             require_choice("dataset", self.dataset, DATASETS)
@@ -110,7 +114,12 @@ class RunConfig:
         method = find(self.algorithm)
         self.check_settings(method)
         given = {key: method.settings[key].read(value) for key, value in self.settings.items()}
-        return for_rounds(method(**given), self.rounds)
+        try:
+            return for_rounds(method(**given), self.rounds)
+        except Exception as problem:
+            if isinstance(problem, ValueError) or not is_user_code(self.algorithm):
+                raise
+            raise ConfigError(f"algorithm {self.algorithm!r} fails: {problem}") from None
 
     def check_settings(self, method: Method) -> None:
         """Refuse settings that the method does not have, and require those without a default."""
@@ -123,6 +132,11 @@ class RunConfig:
                     f"{', '.join(_flag(f.name) for f in fields(self) if f.name != 'settings')})"
                 )
         for key, setting in known.items():
+            if key in RunConfig.__dataclass_fields__:
+                raise ConfigError(
+                    f"{self.algorithm} has a setting {_flag(key)!r}, which is an option of every "
+                    "run: give the setting another name"
+                )
             if setting.is_required and key not in self.settings:
                 raise ConfigError(f"{self.algorithm} needs the setting {_flag(key)!r}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import platform
 import subprocess
@@ -54,6 +55,7 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
             dropout=config.dropout,
             min_clients=config.min_clients,
             max_norm_ratio=config.max_norm_ratio,
+            buffers=config.buffers,
             wire=config.wire,
             loss=dataset.loss,
             seed=config.seed,
@@ -74,7 +76,7 @@ def check_output(model: nn.Module, dataset: Dataset, name: str) -> None:
     largest = torch.full_like(y[:2], max(int(y.max()), int(tested.max())))
     try:
         with torch.no_grad():
-            dataset.loss(model(x[:2]), largest)
+            dataset.loss(copy.deepcopy(model)(x[:2]), largest)  # a copy, as buffers may change
     except Exception as problem:  # a user's model may raise anything
         raise ConfigError(
             f"the output of model {name!r} does not fit labels from 0 to {int(largest.max())}: "
