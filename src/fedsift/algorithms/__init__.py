@@ -29,7 +29,7 @@ from fedsift.algorithms.registry import (
     find,
     for_rounds,
     method,
-    normalized,
+    normalized_name,
     settings_of,
 )
 from fedsift.algorithms.scaffold import scaffold
@@ -66,7 +66,7 @@ __all__ = [
     "find",
     "for_rounds",
     "method",
-    "normalized",
+    "normalized_name",
     "onebit_adam",
     "scaffold",
     "settings_of",

@@ -263,8 +263,8 @@ class Phase:
 
     ``local_start(state, memory)``: where a client's local training starts. It may add vectors, such
     as a momentum, which then last for this round;
-    ``step(x, gradient, context)``: one local step; it returns the next x, or x and the client's
-    changed memory;
+    ``step(x, gradient, context)``: one local step; it returns the next x, or x and those
+    vectors of the client's memory that it changes;
     ``points(x, context)``: for methods without gradients. It yields weights ``(clients, d)``, and
     ``step`` receives the losses of the mini-batch there, ``(clients, points)``, instead of a
     gradient;

@@ -11,7 +11,7 @@ from typing import Any, cast
 import tomli_w
 import torch
 
-from fedsift.algorithms import Algorithm, Method, find, for_rounds, normalized
+from fedsift.algorithms import Algorithm, Method, find, for_rounds, normalized_name
 from fedsift.algorithms.buffers import BUFFERS
 from fedsift.algorithms.settings import GivenSetting, written
 from fedsift.data import DATASETS, shape_of
@@ -62,7 +62,7 @@ class RunConfig:
         types = {f.name: str(f.type) for f in fields(cls) if f.name != "settings"}
         common = {key: as_type(key, values[key], types[key]) for key in values if key in types}
         if "algorithm" in common:
-            common["algorithm"] = normalized(common["algorithm"])
+            common["algorithm"] = normalized_name(common["algorithm"])
         config = cls(**common, settings={k: v for k, v in values.items() if k not in types})
         config.check_names()
         if config.model == "auto":
