@@ -20,7 +20,7 @@ from fedsift.algorithms.fedavg import fedavg
 from fedsift.algorithms.fedopt import fedopt
 from fedsift.algorithms.fedprox import fedprox
 from fedsift.algorithms.fedsgd import fedsgd
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, StepContext, always
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always
 from fedsift.algorithms.onebit_adam import onebit_adam
 from fedsift.algorithms.registry import (
     METHODS,
@@ -37,6 +37,7 @@ from fedsift.algorithms.settings import Setting
 from fedsift.algorithms.sift import sift
 from fedsift.algorithms.sparse_fedsgd import sparse_fedsgd
 from fedsift.algorithms.sparseloco import sparseloco
+from fedsift.algorithms.step_context import StepContext
 
 __all__ = [
     "METHODS",

@@ -29,10 +29,10 @@ from fedsift.algorithms.method import (
     Phase,
     Q,
     Step,
-    StepContext,
     as_sent,
     checked_message,
 )
+from fedsift.algorithms.step_context import StepContext
 from fedsift.codec.update import Parts, dense
 from fedsift.vector import Layout, State
 

@@ -51,13 +51,13 @@ def fedavg(
     steps = Epochs(epochs) if epochs else local_steps
     phase = local_sgd(steps, SgdStep(lr))
     if momentum:
-        step = MomentumStep(lr, momentum)
+        step = HeavyBallStep(lr, momentum)
         phase = replace(phase, step=step, local_start=with_zero_momentum)
     return Algorithm(always(phase), state=("w",), weights="examples")
 
 
 @dataclass(frozen=True)
-class MomentumStep:
+class HeavyBallStep:
     """One step of SGD with momentum: m ← μ m + g, then w ← w − η m."""
 
     lr: float

@@ -12,9 +12,10 @@ from typing import Annotated
 from torch import Tensor
 
 from fedsift.algorithms.fedsgd import local_sgd
-from fedsift.algorithms.method import Algorithm, StepContext, always
+from fedsift.algorithms.method import Algorithm, always
 from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import NONNEGATIVE, LearningRate, LocalSteps, Setting
+from fedsift.algorithms.step_context import StepContext
 from fedsift.vector import State
 
 ProximalWeight = Annotated[float, Setting("μ, the weight of the proximal term", NONNEGATIVE)]

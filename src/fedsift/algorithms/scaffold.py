@@ -14,18 +14,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedsift.algorithms.fedsgd import SgdStep
-from fedsift.algorithms.method import (
-    Algorithm,
-    Context,
-    LocalUpdate,
-    Memory,
-    Phase,
-    Q,
-    StepContext,
-    always,
-)
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Q, always
 from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import LearningRate, LocalSteps, ServerLearningRate
+from fedsift.algorithms.step_context import StepContext
 from fedsift.codec.update import Parts, dense
 from fedsift.vector import State
 
