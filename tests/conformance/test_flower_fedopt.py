@@ -124,7 +124,7 @@ def real(algorithm: Algorithm, memory: dict[str, Tensor]) -> Server:
     def server(t: int, sent: Vector, trained: Sequence[Vector], examples: Sequence[int]) -> Vector:
         nonlocal memory
         state, context = State(w=torch.from_numpy(sent)), Context(layout, t, 0, ())
-        total = WeightedSum(algorithm.zero_sum(layout, state.w))
+        total = WeightedSum(algorithm.zero_update(layout, state.w))
         for w, n in zip(trained, examples, strict=True):
             weight = float(weight_of(algorithm.weights, samples=n, batch=1))
             total.add(Update(dense({"w": torch.from_numpy(w - sent)[None]}), (weight,)))

@@ -77,7 +77,8 @@ def start_intruders(federation):
     federation.start(
         "plaintext",
         ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{federation.port}",
-         "--max-retries", "1", "--host", "127.0.0.1", "--port", str(free_port())],
+         "--max-retries", "1", "--isolation", "process",
+         "--host", "127.0.0.1", "--port", str(free_port())],
     )  # fmt: skip
     return [federation.processes[name] for name in ("stranger", "plaintext")]
 

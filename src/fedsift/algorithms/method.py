@@ -307,7 +307,7 @@ class Algorithm:
         zeros = zero_memory(self.server_memory, layout, like)
         return {name: x + self.server_start.get(name, 0.0) for name, x in zeros.items()}
 
-    def zero_sum(self, layout: Layout, w: Tensor) -> State:
+    def zero_update(self, layout: Layout, w: Tensor) -> State:
         """Return zeros for everything that clients or the server may send."""
         payloads = [role for role in ROLES if role in PAYLOADS and role in dict(layout.lengths)]
         sent = dict.fromkeys([*self.state, *payloads])
