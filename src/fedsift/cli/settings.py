@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from datetime import datetime
@@ -57,7 +58,8 @@ def path_setting(key: str, value: Any) -> Path:
 
 def new_folder(name: str) -> Path:
     """Return an unused path under ``runs/``, which consists of the name and the time."""
-    stem = f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    plain = re.sub(r"[^\w.-]", "-", name)  # own data is called package.module:function
+    stem = f"runs/{plain}-{datetime.now():%Y%m%d-%H%M%S}"
     candidate, number = Path(stem), 2
     while candidate.exists():
         candidate, number = Path(f"{stem}-{number}"), number + 1

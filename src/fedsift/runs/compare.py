@@ -11,7 +11,7 @@ from typing import Any
 from fedsift.algorithms import METHODS, settings_of
 from fedsift.errors import ConfigError, require_choice
 from fedsift.federation.cohort import cohort_size
-from fedsift.runs.config import RunConfig
+from fedsift.runs.config import RunConfig, with_user_data
 from fedsift.runs.folder import column
 from fedsift.simulation import Record
 
@@ -84,6 +84,7 @@ def configs_of(algorithms: Sequence[str], values: Mapping[str, Any]) -> list[Run
     >>> [c.settings for c in configs_of(["fedsgd", "fedadam-ssm"], {"density": 0.1, "lr": 0.01})]
     [{'lr': 0.01}, {'density': 0.1, 'lr': 0.01}]
     """
+    values = with_user_data(values)
     names = [name.strip().replace("_", "-") for name in algorithms]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"{twice} is listed twice")
