@@ -6,8 +6,6 @@ import os
 import pkgutil
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -21,6 +19,7 @@ from fedsift.progress import times_fewer
 from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, run_summary, train_rounds
 from fedsift.runs.compare import Row, dense_fedadam_bytes
 from fedsift.runs.config import read_values
+from fork_server import ForkedPython
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -51,25 +50,14 @@ def section(page: Path, heading: str) -> str:
     return rest.partition("\n## ")[0]
 
 
-def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT / "src"),
-        "NO_MKDOCS_2_WARNING": "1",
-    }
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
-    )
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     words = ("-m", "mkdocs", "build", "--strict", "--site-dir", str(folder))
-    done = run(*words, folder=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert "WARNING" not in done.stderr, done.stderr
+    build = ForkedPython(*words, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    said = build.communicate(timeout=600)[1]
+    assert build.returncode == 0, said
+    assert "WARNING" not in said, said
     return folder
 
 
@@ -104,8 +92,9 @@ def test_the_reference_has_every_method_and_its_examples(site):
 def test_python_in_the_documentation_runs(page, tmp_path):
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
-    done = run(str(script), folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = ForkedPython(str(script), cwd=tmp_path)
+    said = process.communicate(timeout=600)[1]
+    assert process.returncode == 0, said
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if command_lines(p)], ids=name_of)

@@ -33,6 +33,7 @@ from fedsift.runs import RunConfig, RunFolder, federation_of
 from fedsift.runs.checkpoint import load_checkpoint
 from fedsift.runs.compare import dense_fedadam_bytes
 from fedsift.runs.disk import replace_file
+from fork_server import ForkedPython
 
 QUICK = ("--clients", "4", "--rounds", "3", "--local-steps", "1")
 FULL = {"iid": (), "skewed": ("--partition", "dirichlet", "--theta", "0.1")}
@@ -67,7 +68,7 @@ def start(*words, **options):
 
 def in_a_process(*words, cwd):
     """Its exit code and what it said on stderr."""
-    process = start(*words, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = ForkedPython("-m", "fedsift", *words, cwd=cwd)
     said = process.communicate(timeout=60)[1]
     return process.returncode, said
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedsift.codec import Float, Linear, Log, Sign, Spec, Update, dense, encode, sparse
+from fedsift.codec import Bit, Float, Linear, Log, Sign, Spec, Update, dense, encode, sparse
 from fedsift.codec.header import read_header
 from fedsift.vector import Layout
 
@@ -69,6 +69,7 @@ def cases() -> dict[str, Update]:
             (2.5,),
         ),
         "packed-int4": Update(sparse({"w": x}, few, {"w": Linear(4)}), (64.0,)),
+        "dense-bit": Update(dense({"w": x}, Bit()), (64.0,)),
         "dense-sign": Update(dense({"m": x}, Sign()), (64.0,)),
         "dense-int6": Update(dense({"w": x}, Linear(6, block=None)), (64.0,)),
     }

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import mse_loss
 
@@ -15,6 +15,7 @@ MASKED = ["fedadam_ssm", "fedadam_ssm_m", "fedadam_ssm_v", "fairness_top", "feda
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
 seeds = st.integers(0, 2**32 - 1)
 steps = st.integers(1, 6)
+few_examples = settings(max_examples=15)  # each is two or three trainings
 
 
 def train(problem, algorithm, rounds=3, **options):
@@ -32,6 +33,7 @@ def make(name, **settings):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", MASKED)
+@few_examples
 @given(seed=seeds, local_steps=steps)
 def test_density_one_is_fedadam_bit_for_bit(name, dtype, seed, local_steps):
     problem = ridge(seed, dtype=dtype)
@@ -43,6 +45,7 @@ def test_density_one_is_fedadam_bit_for_bit(name, dtype, seed, local_steps):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("clients", [1, 3])
+@few_examples
 @given(seed=seeds, local_steps=steps)
 def test_fedadam_on_identical_clients_is_centralized_adam(clients, dtype, seed, local_steps):
     problem = ridge(seed, clients=clients, alike=True, dtype=dtype)
@@ -58,6 +61,7 @@ def test_fedadam_on_identical_clients_is_centralized_adam(clients, dtype, seed, 
 
 
 @pytest.mark.parametrize("name", [n.replace("-", "_") for n in algorithms.METHODS])
+@few_examples
 @given(seed=seeds, order=st.permutations(range(4)))
 def test_the_order_of_the_clients_does_not_matter(name, seed, order):
     problem = ridge(seed)
@@ -69,12 +73,14 @@ def test_the_order_of_the_clients_does_not_matter(name, seed, order):
 
 
 @pytest.mark.parametrize("name", [n.replace("-", "_") for n in algorithms.METHODS])
+@few_examples
 @given(seed=seeds)
 def test_no_method_makes_the_second_moment_negative(name, seed):
     result = train(ridge(seed), make(name, density=0.2, local_steps=2, lr=0.1, beta2=0.1))
     assert [record["clamped"] for record in result.history] == [0, 0, 0]
 
 
+@few_examples
 @given(seed=seeds, local_steps=steps)
 def test_sgd_of_density_one_is_fedsgd(seed, local_steps):
     problem = ridge(seed)
@@ -83,6 +89,7 @@ def test_sgd_of_density_one_is_fedsgd(seed, local_steps):
     assert torch.equal(masked.state.w, dense.state.w)
 
 
+@few_examples
 @given(seed=seeds)
 def test_one_bit_adam_is_fedadam_of_one_step_while_it_warms_up(seed):
     problem = ridge(seed)
@@ -92,6 +99,7 @@ def test_one_bit_adam_is_fedadam_of_one_step_while_it_warms_up(seed):
         assert torch.equal(ours, theirs)
 
 
+@few_examples
 @given(seed=seeds)
 def test_one_bit_adam_freezes_the_second_moment(seed):
     problem = ridge(seed)
@@ -101,6 +109,7 @@ def test_one_bit_adam_freezes_the_second_moment(seed):
 
 
 @pytest.mark.parametrize("name", MASKED)
+@few_examples
 @given(seed=seeds, density=st.floats(0.01, 1.0))
 def test_a_round_moves_no_more_than_the_masks_allow(name, seed, density):
     problem = ridge(seed, clients=2)

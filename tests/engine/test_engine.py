@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from multiprocessing import active_children
@@ -25,6 +23,8 @@ from fedsift.errors import Diverged, WorkerDied
 from fedsift.models.transformer import Attention
 from fedsift.simulation import Options, prepare
 from fedsift.task import Task
+from fedsift.vector import Layout
+from fork_server import ForkedPython
 from problems import ridge
 
 CUDA = torch.cuda.is_available()
@@ -72,7 +72,9 @@ def rounds(fed, count=3):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
-@pytest.mark.parametrize("name", ["fedadam-ssm", "fedadam-top", "efficient-adam", "onebit-adam"])
+@pytest.mark.parametrize(
+    "name", ["fedadam-ssm", "fedadam-top", "efficient-adam", "onebit-adam", "compressed-fedadam"]
+)
 def test_parallel_results_are_bit_identical_to_the_reference(name, processes):
     parallel = federation(name, processes)
     serial = replace(parallel, engine=Reference(parallel.task))
@@ -241,22 +243,17 @@ def test_an_abandoned_round_does_not_disturb_the_next():
 def test_ctrl_c_does_not_wait_for_clients_that_train(tmp_path):
     (tmp_path / "wait").touch()
     here = Path(__file__).parents[1]
-    process = subprocess.Popen(
-        [sys.executable, str(here / "interrupted.py"), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE, text=True,
-        # Without this it would ignore Ctrl-C where the tests themselves run in the background.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    process = ForkedPython(str(here / "interrupted.py"), str(tmp_path))
     try:
         while len(begun := list(tmp_path.glob("*.pid"))) < 2:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
-        assert process.stdout.readline() == "interrupted\n"
-        assert time.monotonic() - began < 2
-        assert process.communicate(timeout=60)[0] == "the same\n"
+        while process.printed() != "interrupted\n":
+            assert time.monotonic() - began < 2
+            time.sleep(0.01)
+        assert process.communicate(timeout=60)[0] == "interrupted\nthe same\n"
     finally:
         process.kill()
         process.wait()
@@ -292,12 +289,13 @@ def test_regression_without_a_test_set():
 
 
 @pytest.mark.parametrize("most", [100, 2])
-@pytest.mark.parametrize("name", algorithms.METHODS)
+@pytest.mark.parametrize("name", [*algorithms.METHODS, "compressed-fedsgd", "compressed-fedadam"])
 def test_stacked_clients_train_like_single_ones(name, most, monkeypatch):
     monkeypatch.setattr(Stacked, "_max_clients", lambda self, batch: most)
     fed = federation(name)
     plain = nn.Sequential(*(layer for layer in network() if not isinstance(layer, nn.Dropout)))
-    task = replace(fed.task, model=plain, layout=type(fed.task.layout).of(plain))
+    layout = fed.algorithm.layout_for(Layout.of(plain))
+    task = replace(fed.task, model=plain, layout=layout)
     serial = replace(fed, task=task, engine=Reference(task))
     stacked = replace(fed, task=task, engine=Stacked(task, fed.algorithm))
     ours, happened = rounds(stacked)

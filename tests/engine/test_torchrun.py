@@ -2,8 +2,8 @@
 
 import json
 import os
+import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,21 +12,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import fedsift
 from fedsift.cli import main
+from fork_server import ForkedPython
 
-SRC = Path(__file__).parents[2] / "src"
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 PATIENCE = 120.0
 TASK = ("--clients", "5", "--participation", "0.8", "--dropout", "0.2", "--seed", "3")
 METHOD = ("--algorithm", "efficient-adam")
 
 
 def start(ranks, *words):
-    environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*TORCHRUN, str(ranks), "-m", "fedsift", *map(str, words)],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    source = str(Path(fedsift.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    launched = (*TORCHRUN, str(ranks), "-m", "fedsift", *map(str, words))
+    return ForkedPython(*launched, env=environment)
 
 
 def finish(process):
@@ -87,15 +87,14 @@ def rank_processes(launcher):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
-@pytest.mark.parametrize("resumed", ["by one process", "by ranks"])
-def test_a_lost_rank_ends_the_run_which_then_resumes(resumed, tmp_path):
+def test_a_lost_rank_ends_the_run_which_then_resumes(tmp_path):
     words = ("run", *METHOD, *TASK, "--rounds", "400", "--out")
     folder = tmp_path / "lost"
     process = start(2, *words, folder)
     deadline = time.monotonic() + PATIENCE
     metrics = folder / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_text().count("\n") > 3):
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, process.printed("stderr")
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(rank_processes(process)[1], signal.SIGKILL)
@@ -108,13 +107,13 @@ def test_a_lost_rank_ends_the_run_which_then_resumes(resumed, tmp_path):
     assert done < 400
     config = folder / "config.toml"
     config.write_text(config.read_text().replace("rounds = 400", f"rounds = {done + 2}"))
-    if resumed == "by ranks":
-        code, _, err = finish(start(2, "resume", folder))
-        assert code == 0, err
-    else:
-        assert main(["resume", str(folder)]) == 0
+    by_ranks = shutil.copytree(folder, tmp_path / "by ranks")
+    code, _, err = finish(start(2, "resume", by_ranks))
+    assert code == 0, err
+    assert main(["resume", str(folder)]) == 0
     whole = ["run", *METHOD, *TASK, "--rounds", str(done + 2)]
     assert main([*whole, "--out", str(tmp_path / "whole")]) == 0
+    assert_same(by_ranks, tmp_path / "whole")
     assert_same(folder, tmp_path / "whole")
 
 

@@ -92,10 +92,10 @@ def assert_same_bits(state, other):
     assert all(torch.equal(x, y) for x, y in zip(state, other, strict=True))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, "compressed-fedadam"])
 def test_every_method_gives_the_same_bits_as_a_simulation(name, place):
     few = {"local_steps": 2, "density": 0.1, "warmup_rounds": 2}
-    algorithm = METHODS[name](**{k: v for k, v in few.items() if k in settings_of(name)})
+    algorithm = find(name)(**{k: v for k, v in few.items() if k in settings_of(name)})
     strategy = place.strategy(algorithm, participation=0.6)
     start(strategy, place.grid(algorithm), 4)
     result = simulated(algorithm, 4, participation=0.6)

@@ -25,6 +25,7 @@ from fedsift.reproduce.results import Outcome
 from fedsift.reproduce.runner import DIVERGED, cached_dataset, execute_run, is_finished
 from fedsift.reproduce.traffic import summarize_traffic
 from fedsift.runs import RunFolder
+from fork_server import ForkedPython
 
 TABLE_1, SIFT = Experiment.load("table1"), Experiment.load("sift")
 TASKS = ("cnn-fashion-mnist", "resnet18-svhn", "resnet18-cifar10", "vgg11-cifar10")
@@ -544,12 +545,7 @@ def test_parallel_runs_equal_sequential_ones(here, capsys):
 
 def test_ctrl_c_stops_parallel_runs_after_their_rounds(here):
     words = ["table1", *SMALL[:-2], "--rounds", "500", "--seeds", "1", "--jobs", "2"]
-    source = Path(__file__).parents[2] / "src"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedsift", "reproduce", *words],
-        env={**os.environ, "PYTHONPATH": str(source), "FEDSIFT_DATA": str(here.parent / "data")},
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+    process = ForkedPython("-m", "fedsift", "reproduce", *words, cwd=here, start_new_session=True)
     quick = here / "runs" / "quick"
     deadline = time.monotonic() + 60
     while len(list(quick.rglob("metrics.jsonl"))) < 2 and time.monotonic() < deadline:

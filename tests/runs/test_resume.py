@@ -1,12 +1,9 @@
 """A run that was stopped, and resumed, ends bit for bit as one that was not."""
 
 import json
-import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +12,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-import fedsift
 from fedsift.cli import progress
 from fedsift.cli import main
 from fedsift.engine.processes.forked import num_cores
@@ -23,6 +19,7 @@ from fedsift.errors import ConfigError
 from fedsift.federation.round import Federation
 from fedsift.runs import RunFolder, run
 from fedsift.runs.disk import load_tensors, save_tensors
+from fork_server import ForkedPython
 
 ROUNDS = 40
 METHODS = {
@@ -54,25 +51,17 @@ def uninterrupted(tmp_path_factory):
 
 
 def start(*words):
-    """Run the command in its own process, with the code under test."""
-    source = Path(fedsift.__file__).parents[1]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(source)}
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedsift", *words],
-        env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Without this it would ignore Ctrl-C where the tests themselves run in the background.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    """Run the command in its own process."""
+    return ForkedPython("-m", "fedsift", *words)
 
 
 def stop(process, when, with_signal, delay=0.0):
     """Wait until something holds, and a little more, then send a signal; give what was said."""
     end = time.monotonic() + PATIENCE
     try:
-        while not when() and process.poll() is None and time.monotonic() < end:
+        while not when():
+            assert process.poll() is None
+            assert time.monotonic() < end
             time.sleep(0.001)
         time.sleep(delay)
         process.send_signal(with_signal)
@@ -169,10 +158,10 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path):
 @pytest.mark.skipif(num_cores() < 2, reason="on one core there is one process")
 def test_a_killed_run_leaves_no_process_that_blocks_the_next_run(tmp_path):
     folder = tmp_path / "killed"
-    long = ("--clients", "8", "--rounds", "1", "--local-steps", "1000000")
-    process = start("run", *long, "--out", str(folder))
+    process = start("run", "--clients", "8", "--rounds", "1000", "--out", str(folder))
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    stop(process, lambda: len(children.read_text().split()) > 1, signal.SIGKILL, delay=2.0)
+    stop(process, lambda: len(children.read_text().split()) > 1, signal.SIGKILL, delay=0.2)
+    assert process.returncode == -signal.SIGKILL
     end = time.monotonic() + 5
     while is_locked(folder) and time.monotonic() < end:
         time.sleep(0.05)

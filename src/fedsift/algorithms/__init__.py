@@ -1,10 +1,13 @@
 """Federated methods, one file each. Each function makes an :class:`Algorithm` from its settings.
 
 ``method.py`` holds the contract of a method, ``settings.py`` the settings that methods share, and
-``registry.py`` the methods by name. To add a method, write its file, export it here, and run
+``registry.py`` the methods by name. ``compressed.py`` compresses any method that sends ΔW in full,
+with the pieces in ``compression.py``. To add a method, write its file, export it here, and run
 ``python -m fedsift.cli.catalog`` for the command line.
 """
 
+from fedsift.algorithms.compressed import compressed
+from fedsift.algorithms.decomfl import decomfl
 from fedsift.algorithms.efficient_adam import efficient_adam
 from fedsift.algorithms.fairness_top import fairness_top
 from fedsift.algorithms.fedadam import fedadam
@@ -23,6 +26,7 @@ from fedsift.algorithms.registry import (
     find,
     for_rounds,
     method,
+    normalized,
     settings_of,
 )
 from fedsift.algorithms.settings import Setting
@@ -40,6 +44,8 @@ __all__ = [
     "Setting",
     "StepContext",
     "always",
+    "compressed",
+    "decomfl",
     "describe",
     "efficient_adam",
     "fairness_top",
@@ -53,6 +59,7 @@ __all__ = [
     "find",
     "for_rounds",
     "method",
+    "normalized",
     "onebit_adam",
     "settings_of",
     "sift",

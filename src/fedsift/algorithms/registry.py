@@ -7,12 +7,14 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, get_type_hints
+from inspect import Parameter, Signature, signature, unwrap
+from typing import Any, Concatenate, ParamSpec, get_type_hints
 
 from fedsift.algorithms.method import Algorithm, Phase
 from fedsift.algorithms.settings import DeclaredSetting, GivenSetting, Value
-from fedsift.errors import ConfigError
+from fedsift.errors import ConfigError, require_choice
 from fedsift.schedules import Schedule
+from fedsift.task.user_code import import_function, is_user_code
 
 P = ParamSpec("P")
 
@@ -34,13 +36,11 @@ class Method:
     @functools.cached_property
     def settings(self) -> dict[str, DeclaredSetting]:
         """The settings by name, as the signature declares them."""
-        hints = get_type_hints(self.make, include_extras=True)
-        parameters = inspect.signature(self.make).parameters
-        return {key: DeclaredSetting.of(p, hints.get(key)) for key, p in parameters.items()}
+        return declared_settings(self.make)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Algorithm:
         """Make the algorithm, with its settings checked."""
-        bound = inspect.signature(self.make).bind(*args, **kwargs)
+        bound = signature(self.make).bind(*args, **kwargs)
         bound.apply_defaults()
         given = {key: self.settings[key].checked(x) for key, x in bound.arguments.items()}
         made = self.in_round(given, 1)
@@ -89,8 +89,17 @@ class Method:
         }
 
 
+def declared_settings(function: Callable[..., Algorithm]) -> dict[str, DeclaredSetting]:
+    """Return the settings in the signature of a function, by name."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters = signature(function).parameters
+    return {key: DeclaredSetting.of(p, hints.get(key)) for key, p in parameters.items()}
+
+
 METHODS: dict[str, Method] = {}
 """Every method by its command-line name."""
+WRAPPERS: dict[str, Callable[..., Algorithm]] = {}
+"""Functions that change any method's algorithm, by the prefix of the changed method's name."""
 
 
 def method(
@@ -125,20 +134,97 @@ def method(
     return register
 
 
+def wrapper(
+    prefix: str,
+) -> Callable[
+    [Callable[Concatenate[Algorithm, P], Algorithm]],
+    Callable[Concatenate[Algorithm, P], Algorithm],
+]:
+    """Register a function that takes an algorithm and settings and returns a changed algorithm.
+
+    For every method, it makes another one, named ``prefix-method``, with the settings of both.
+    """
+
+    def register(
+        wrap: Callable[Concatenate[Algorithm, P], Algorithm],
+    ) -> Callable[Concatenate[Algorithm, P], Algorithm]:
+        WRAPPERS[prefix] = wrap
+
+        @functools.wraps(wrap)
+        def checked(algorithm: Algorithm, /, *args: P.args, **kwargs: P.kwargs) -> Algorithm:
+            if not algorithm.name:
+                raise ValueError(f"{prefix} takes an algorithm made by a function with @method")
+            _, *own = signature(wrap).bind(algorithm, *args, **kwargs).arguments.items()
+            return find(f"{prefix}-{algorithm.name}")(**algorithm.settings, **dict(own))
+
+        return checked
+
+    return register
+
+
+def wrapped(prefix: str, inner: Method) -> Method:
+    """Return the method whose algorithms are those of another method, changed by a wrapper."""
+    wrap = WRAPPERS[prefix]
+    _, *own = signature(wrap).parameters.values()
+    if both := [key for key in settings_of_wrapper(prefix) if key in inner.settings]:
+        raise ConfigError(f"{inner.name} cannot be {prefix}: it already has {', '.join(both)}")
+
+    def make(**given: Any) -> Algorithm:
+        outer = {key: given.pop(key) for key in settings_of_wrapper(prefix)}
+        return wrap(replace(inner.make(**given), name=inner.name), **outer)
+
+    shared = [*signature(inner.make).parameters.values(), *own]
+    by_name = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in shared]
+    make.__signature__ = Signature(by_name)  # type: ignore[attr-defined]
+    make.__annotations__ = {
+        **get_type_hints(inner.make, include_extras=True),
+        **get_type_hints(wrap, include_extras=True),
+    }
+    return Method(f"{prefix}-{inner.name}", make, f"{inner.label}, {prefix}")
+
+
+def settings_of_wrapper(prefix: str) -> dict[str, DeclaredSetting]:
+    """Return the settings that a wrapper adds to those of a method."""
+    _, *own = declared_settings(WRAPPERS[prefix]).items()
+    return dict(own)
+
+
 def find(name: str) -> Method:
     """Return the method of that name.
 
+    Besides the names of ``METHODS``, there are ``compressed-NAME``, a method whose messages are
+    compressed, and ``package.module:function``, which is imported.
+
+    >>> find("compressed-fedsgd").label
+    'FedSGD, compressed'
     >>> find("adam")
     Traceback (most recent call last):
     ...
-    ValueError: unknown algorithm 'adam'; choose one of: ...
+    fedsift.errors.ConfigError: unknown algorithm 'adam'; did you mean ...
     """
-    if name not in METHODS:
-        raise ValueError(
-            f"unknown algorithm {name!r}; choose one of: {', '.join(sorted(METHODS))}, or import "
-            "your own first"
-        )
+    prefix, _, rest = name.partition("-")
+    if name not in METHODS and prefix in WRAPPERS:
+        return wrapped(prefix, find(rest))
+    if is_user_code(name):
+        return user_method(name)
+    require_choice("algorithm", name, sorted(METHODS))
     return METHODS[name]
+
+
+def normalized(name: str) -> str:
+    """Return a method's name with hyphens, unless it names a function of the user's own module.
+
+    >>> normalized("fedadam_ssm"), normalized("my_module:my_method")
+    ('fedadam-ssm', 'my_module:my_method')
+    """
+    return name if name in METHODS or is_user_code(name) else name.replace("_", "-")
+
+
+def user_method(name: str) -> Method:
+    """Import a method; a function without ``@method`` is named as it is imported."""
+    make = unwrap(import_function("algorithm", name))
+    known = (method for method in METHODS.values() if method.make is make)
+    return next(known, None) or Method(name, make, name)
 
 
 def for_rounds(algorithm: Algorithm, rounds: int) -> Algorithm:

@@ -25,6 +25,12 @@ from typing import Annotated
 from torch import Tensor
 
 from fedsift.adam import AdamStep
+from fedsift.algorithms.compression import (
+    V_BITS,
+    DownDensity,
+    compress,
+    compress_with_residuals,
+)
 from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase
 from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import (
@@ -32,7 +38,6 @@ from fedsift.algorithms.settings import (
     BITS,
     COUNT,
     FRACTION,
-    SHARE,
     Beta1,
     Beta2,
     Density,
@@ -43,18 +48,13 @@ from fedsift.algorithms.settings import (
     ResidualDecay,
     Setting,
 )
-from fedsift.codec.update import Part, Parts, Role, residual_after, sparse
-from fedsift.codec.values import Linear, Log, ValueCoder
-from fedsift.selection.difference import Difference
-from fedsift.selection.masks import num_kept, top_k
+from fedsift.codec.update import Parts, Role, residual_after
+from fedsift.selection.masks import num_kept
 from fedsift.vector import State
 
-V_BITS = 4
-"""Bits per value of V, in logarithmic codes because its magnitudes span many octaves."""
 STAGES = 4
 """Equal steps in which the bound on gradients rises."""
 
-DownDensity = Annotated[float, Setting("Share of coordinates the server sends", SHARE)]
 Bits = Annotated[int, Setting("Bits per value of W", BITS)]
 Momentum = Annotated[float, Setting("Nesterov momentum of the server", BELOW_ONE)]
 Clip = Annotated[
@@ -107,19 +107,18 @@ def sift(
     def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
         target = update.delta_w + decay * memory["residual"]
         k = num_kept(density, context.d)
-        part = compressed(target, update.differences["v"], k, bits)
+        part = compress(target, {"v": update.differences["v"]}, k, bits)
         return (part,), {"residual": residual_after(target, part, "w")}
 
     def broadcast(context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
         velocity = momentum * memory["velocity"] + mean.w
         lookahead = momentum * velocity + mean.w  # Nesterov: with the next round's momentum
-        w, v = lookahead + memory["residual"], mean.v + memory["residual_v"]
-        part = compressed(w, v, num_kept(down_density, context.d), bits)
-        residual, residual_v = residual_after(w, part, "w"), residual_after(v, part, "v")
-        lag = average_lag(context.round, average, memory["lag"], step=w - residual)
-        return (part,), {
-            "velocity": velocity, "residual": residual, "residual_v": residual_v, "lag": lag,
-        }  # fmt: skip
+        vectors: dict[Role, Tensor] = {"w": lookahead, "v": mean.v}
+        k = num_kept(down_density, context.d)
+        part, residuals = compress_with_residuals(vectors, memory, k, bits)
+        step = lookahead + memory["residual"] - residuals["residual"]
+        lag = average_lag(context.round, average, memory["lag"], step)
+        return (part,), {**residuals, "velocity": velocity, "lag": lag}
 
     def model(state: State, memory: Memory) -> Tensor:
         return state.w + memory["lag"][0]
@@ -163,14 +162,3 @@ def average_lag(round: int, average: float, lag: Tensor, step: Tensor) -> Tensor
     """
     weight = 1 / (1 + average * (round - 1))
     return (1 - weight) * (lag - step)
-
-
-def compressed(w: Tensor, v: Tensor | Difference, k: int, bits: int) -> Part:
-    """Return the k largest coordinates of w and the same coordinates of v, in few bits."""
-    wide = w.dtype.itemsize > 4
-    coders: dict[Role, ValueCoder] = {
-        "w": Linear(bits, float64_scales=wide),
-        "v": Log(V_BITS, float64_scales=wide),
-    }
-    (part,) = sparse({"w": w, "v": v}, top_k(w, k), coders, k=k)
-    return part

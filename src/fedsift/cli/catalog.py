@@ -32,6 +32,7 @@ def declarations() -> dict[str, Any]:
     return {
         "run": run_settings(),
         "methods": method_settings(),
+        "wrappers": wrapper_settings(),
         "datasets": list(DATASETS),
         "models": list(MODELS),
         "devices": list(DEVICES),
@@ -57,6 +58,19 @@ def method_settings() -> list[dict[str, Any]]:
     from fedsift.algorithms import describe
 
     return [{"name": about["name"], "settings": about["settings"]} for about in describe()]
+
+
+def wrapper_settings() -> list[dict[str, Any]]:
+    """Return the name and the settings of every wrapper."""
+    from fedsift.algorithms.registry import WRAPPERS, settings_of_wrapper
+
+    return [
+        {
+            "name": f"{prefix}-NAME",
+            "settings": [setting.describe() for setting in settings_of_wrapper(prefix).values()],
+        }
+        for prefix in sorted(WRAPPERS)
+    ]
 
 
 def write() -> None:

@@ -6,7 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsift.cli.options import METHOD_NAMES, Config, Data, DataDir, Out, with_run_options
+from fedsift.cli.options import (
+    METHOD_NAMES,
+    OTHER_METHODS,
+    Config,
+    Data,
+    DataDir,
+    Out,
+    with_run_options,
+)
 
 
 @with_run_options
@@ -14,7 +22,9 @@ def compare(
     *,
     algorithms: Annotated[
         str | None,
-        typer.Option("--algorithms", help=f"Comma-separated list of: {METHOD_NAMES}."),
+        typer.Option(
+            "--algorithms", help=f"Comma-separated list of: {METHOD_NAMES}. {OTHER_METHODS}"
+        ),
     ] = None,
     target: Annotated[
         float | None, typer.Option("--target", help="Test accuracy to reach, in (0, 1].")

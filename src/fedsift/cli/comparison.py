@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsift.cli.exit_codes import user_input
 from fedsift.cli.reports import written_or_explained
-from fedsift.cli.settings import command_text, merge_config_file, new_folder
+from fedsift.cli.settings import command_text, folder_name, merge_config_file, new_folder
 from fedsift.cli.tables import comparison_table
 from fedsift.cli.terminal import err, out, print_path
 from fedsift.cli.training import run_with_progress
@@ -67,8 +67,11 @@ def open_folders(path: Path, configs: Sequence[RunConfig]) -> tuple[list[Run], i
     federation = federation_of(configs[0])  # data and model are the same for all
     configs = [with_clients(config, federation) for config in configs]
     for config in configs:
-        RunFolder(path / config.algorithm).has_run(config)
-    folders = [RunFolder.create_or_continue(path / c.algorithm, c) for c in configs]
+        RunFolder(path / folder_name(config.algorithm)).has_run(config)
+    folders = [
+        RunFolder.create_or_continue(path / folder_name(config.algorithm), config)
+        for config in configs
+    ]
     return list(zip(folders, configs, strict=True)), federation.task.layout.d
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -70,7 +71,9 @@ def deploy_demo(config: RunConfig, folder: RunFolder, parameters: int, command: 
     """
     from fedsift.flower.local import LocalFederation, ProcessFailed
 
-    env = {"FEDSIFT_DATA": str(data_folder().absolute())}  # the processes run in another directory
+    # The processes run in another directory, and import the user's own modules from this one.
+    modules = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {"FEDSIFT_DATA": str(data_folder().absolute()), "PYTHONPATH": modules}
     federation = LocalFederation(folder.path / "federation", env)
     with explained_interruption(folder, command), exit_on_sigterm(), federation:
         start_processes(federation, config, folder)

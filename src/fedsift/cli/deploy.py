@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from fedsift.cli.options import DEFAULTS, Config, DataDir, Method, Out, with_run_options
+from fedsift.cli.user_settings import RunCommand
 
 DEMO: dict[str, Any] = {"clients": 3, "rounds": 5, "min_clients": 1}
 """Defaults that differ from those of ``fedsift run``."""
@@ -19,7 +20,7 @@ DEPLOYED: dict[str, Any] = {
 app = typer.Typer(no_args_is_help=True, help="Deploy a federation on Flower.")
 
 
-@app.command()
+@app.command(cls=RunCommand)
 @partial(with_run_options, defaults={**DEFAULTS, **DEMO}, without=DEPLOYED)
 def demo(
     *,

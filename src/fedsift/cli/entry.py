@@ -24,6 +24,7 @@ from fedsift.cli.frame import app as frame_app
 from fedsift.cli.report import report
 from fedsift.cli.reproduce import reproduce
 from fedsift.cli.run import resume, run
+from fedsift.cli.user_settings import RunCommand
 
 app = typer.Typer(
     add_completion=False,
@@ -32,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 for command in (run, resume, compare, report, reproduce, bench, bounds, advise):
-    app.command()(command)
+    app.command(cls=RunCommand if command in (run, compare) else None)(command)
 app.add_typer(frame_app, name="frame")
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")

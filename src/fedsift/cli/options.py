@@ -19,6 +19,10 @@ TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 DEFAULTS: Mapping[str, Any] = {key: about["default"] for key, about in catalog()["run"].items()}
 """The defaults of ``fedsift run``."""
 METHOD_NAMES = ", ".join(method["name"] for method in catalog()["methods"])
+OTHER_METHODS = (
+    "compressed-NAME compresses what that method sends; package.module:method is your own."
+)
+"""The help text of names that are not in the list of methods."""
 METHOD_PANEL = "Settings of the algorithm (each applies to the algorithms that have it)"
 FEW = 3
 """The help of a setting names its methods if there are at most this many."""
@@ -63,12 +67,12 @@ def with_run_options(
     """Add every option of a run to a command; the options set go to its argument ``given``."""
     own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "given"]
     shared = [p for p in run_parameters(defaults) if p.name not in without]
-    names = [p.name for p in shared]
+    names = [p.name for p in own]
 
     @functools.wraps(command)
     def wrapped(**values: Any) -> None:
-        given = {name: x for name in names if (x := values.pop(name)) is not None}
-        command(**values, given=given)
+        arguments = {name: values.pop(name) for name in names}
+        command(**arguments, given={name: x for name, x in values.items() if x is not None})
 
     wrapped.__signature__ = Signature([*own, *shared])  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
@@ -90,7 +94,7 @@ def run_parameters(defaults: Mapping[str, Any]) -> Iterator[Parameter]:
 def method_parameters() -> Iterator[Parameter]:
     """Yield a parameter for each setting that any method has, the most common ones first."""
     uses: dict[str, dict[str, dict[str, Any]]] = {}
-    for method in catalog()["methods"]:
+    for method in (*catalog()["methods"], *catalog()["wrappers"]):
         for setting in method["settings"]:
             uses.setdefault(setting["name"], {})[method["name"]] = setting
     for name, by_method in sorted(uses.items(), key=lambda item: -len(item[1])):
@@ -196,7 +200,11 @@ def path(text: str) -> Path:
 
 Method = Annotated[
     str | None,
-    typer.Option("--algorithm", help=f"One of: {METHOD_NAMES}.", show_default="fedadam-ssm"),
+    typer.Option(
+        "--algorithm",
+        help=f"One of: {METHOD_NAMES}. {OTHER_METHODS}",
+        show_default="fedadam-ssm",
+    ),
 ]
 Data = Annotated[
     str | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from datetime import datetime
@@ -58,9 +57,17 @@ def path_setting(key: str, value: Any) -> Path:
 
 def new_folder(name: str) -> Path:
     """Return an unused path under ``runs/``, which consists of the name and the time."""
-    plain = re.sub(r"[^\w.-]", "-", name)  # own data is called package.module:function
-    stem = f"runs/{plain}-{datetime.now():%Y%m%d-%H%M%S}"
+    stem = f"runs/{folder_name(name)}-{datetime.now():%Y%m%d-%H%M%S}"
     candidate, number = Path(stem), 2
     while candidate.exists():
         candidate, number = Path(f"{stem}-{number}"), number + 1
     return candidate
+
+
+def folder_name(name: str) -> str:
+    """Return the name of a run or a method as the name of a folder.
+
+    >>> folder_name("digits-my_module:fedprox")
+    'digits-my_module-fedprox'
+    """
+    return name.replace(":", "-")

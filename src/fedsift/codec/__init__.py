@@ -6,8 +6,8 @@ Frames
     before encoding and after decoding; ``wire.py`` decides whether simulated messages are encoded.
 
 Values
-    ``value_coder.py`` is the interface of a value coder. ``values.py`` holds Float, Sign and the
-    registry of all coders, ``value_blocks.py`` holds Linear and Log, ``value_entropy.py`` the
+    ``value_coder.py`` is the interface of a value coder. ``values.py`` holds Float, Sign, Bit and
+    the registry of all coders, ``value_blocks.py`` holds Linear and Log, ``value_entropy.py`` the
     entropy coding of their codes.
 
 Masks
@@ -27,9 +27,10 @@ from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, decode, encode, encoded_size, state_hash
 from fedsift.codec.limits import Limits, shape_of
 from fedsift.codec.update import CodedValues, Part, Update, dense, sparse
-from fedsift.codec.values import Float, Linear, Log, Sign
+from fedsift.codec.values import Bit, Float, Linear, Log, Sign
 
 __all__ = [
+    "Bit",
     "CodedValues",
     "Float",
     "FrameError",

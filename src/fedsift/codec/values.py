@@ -1,4 +1,4 @@
-"""Value coders with one form for every value (Float, Sign), and the registry of all value coders.
+"""Value coders with one form for every value (Float, Sign, Bit), and the registry of all coders.
 
 A value coder works on tensors (..., n) on any device; the leading axes are clients. ``pack`` and
 ``unpack`` take the codes of one client on the CPU. A simulation restores what it has quantized, a
@@ -35,6 +35,7 @@ from fedsift.vector import raw_bytes
 
 __all__ = [
     "VALUE_CODERS",
+    "Bit",
     "BlockCoder",
     "Float",
     "Linear",
@@ -159,7 +160,7 @@ class Sign:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
         scales = (norm / max(n, 1) ** 0.5).to(self._scale_dtype)[..., : min(n, 1)]
         require_finite(scales)
-        return Quantized(1 - 2 * (x < 0).to(torch.int8), scales)
+        return Quantized(signs(x), scales)
 
     def restore(self, quantized: Quantized, dtype: torch.dtype) -> Tensor:
         """Return the values that the receiver uses."""
@@ -171,8 +172,7 @@ class Sign:
 
     def pack(self, quantized: Quantized) -> bytes:
         """Return one client's values as bytes."""
-        negative = (one_client(quantized) < 0).view(torch.uint8)
-        return raw_bytes(scales_of(quantized)) + pack_bits(negative.numpy(), 1)
+        return raw_bytes(scales_of(quantized)) + pack_signs(quantized)
 
     def unpack(self, payload: bytes, n: int) -> Quantized:
         """Read one client's n values; raise :class:`FrameError` if the bytes are malformed."""
@@ -180,8 +180,7 @@ class Sign:
         cut = self._scale_dtype.itemsize * min(n, 1)
         scales = from_bytes(payload[:cut], self._scale_dtype)
         require_scales(scales, "sign")
-        negative = unpack_bits(payload[cut:], n, 1)
-        return Quantized(torch.from_numpy(1 - 2 * negative.astype(np.int8)), scales)
+        return Quantized(unpack_signs(payload[cut:], n), scales)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Bound the error per coordinate."""
@@ -189,15 +188,72 @@ class Sign:
         return (x.abs() - scale).abs() + scale * ROUNDING + TINY
 
 
+@dataclass(frozen=True)
+class Bit:
+    """One bit per value and no scale: x_i becomes its sign, +1 for 0.
+
+    |error| is ||x_i| - 1|. Bytes: the bits as in :class:`Sign`.
+
+    >>> Bit().restore(Bit().quantize(torch.tensor([3.0, -4.0, 0.0])), torch.float32)
+    tensor([ 1., -1.,  1.])
+    """
+
+    name: ClassVar[str] = "bit"
+    wire_id: ClassVar[int] = 6
+
+    def quantize(self, x: Tensor, generator: torch.Generator | None = None) -> Quantized:
+        """Quantize values (..., n)."""
+        require_finite(x)
+        return Quantized(signs(x))
+
+    def restore(self, quantized: Quantized, dtype: torch.dtype) -> Tensor:
+        """Return the values that the receiver uses."""
+        return quantized.codes.to(dtype)
+
+    def size(self, n: int) -> int:
+        """Return the bytes of n values."""
+        return packed_size(n, 1)
+
+    def pack(self, quantized: Quantized) -> bytes:
+        """Return one client's values as bytes."""
+        return pack_signs(quantized)
+
+    def unpack(self, payload: bytes, n: int) -> Quantized:
+        """Read one client's n values; raise :class:`FrameError` if the bytes are malformed."""
+        require(len(payload) == self.size(n), "bit: wrong length")
+        return Quantized(unpack_signs(payload, n))
+
+    def error_bound(self, x: Tensor) -> Tensor:
+        """Bound the error per coordinate."""
+        return (x.abs() - 1).abs()
+
+
+def signs(x: Tensor) -> Tensor:
+    """Return the signs as int8, +1 for 0."""
+    return 1 - 2 * (x < 0).to(torch.int8)
+
+
+def pack_signs(quantized: Quantized) -> bytes:
+    """Return one client's signs as bits, 1 for negative."""
+    negative = (one_client(quantized) < 0).view(torch.uint8)
+    return pack_bits(negative.numpy(), 1)
+
+
+def unpack_signs(payload: bytes, n: int) -> Tensor:
+    """Return the signs that :func:`pack_signs` packed."""
+    return torch.from_numpy(1 - 2 * unpack_bits(payload, n, 1).astype(np.int8))
+
+
 VALUE_CODERS: dict[str, ValueCoder] = {
     coder.name: coder
     for coder in (
         *map(Float, _DTYPES),
         Sign(),
+        Bit(),
         *(kind(bits) for kind in (Linear, Log) for bits in range(2, 9)),
     )
 }
-"""Every coder by name, with the default block: float64 ... float16, sign, int2..8, log2..8."""
+"""Every coder by name, with the default block: float64 ... float16, sign, bit, int2..8, log2..8."""
 
 
 _BY_LOW_BYTE = {coder.wire_id & 0xFF: coder for coder in VALUE_CODERS.values()}
@@ -206,9 +262,10 @@ _BY_LOW_BYTE = {coder.wire_id & 0xFF: coder for coder in VALUE_CODERS.values()}
 def from_wire_id(wire_id: int) -> ValueCoder:
     """Return the coder with this id in frames, or raise :class:`FrameError`.
 
-    The low byte is 1..4 for float64, float32, bfloat16, float16, 5 for sign, 0x10 + b for linear
-    and 0x20 + b for log codes of b = 2..8 bits, plus 0x80 if the scales are float64. The high byte
-    is 0, or for linear and log codes log2 of the block size, at most 31; 0 means a single block.
+    The low byte is 1..4 for float64, float32, bfloat16, float16, 5 for sign, 6 for bit, 0x10 + b
+    for linear and 0x20 + b for log codes of b = 2..8 bits, plus 0x80 if the scales are float64. The
+    high byte is 0, or for linear and log codes log2 of the block size, at most 31; 0 means a single
+    block.
 
     >>> from_wire_id(0x0814)
     Linear(bits=4, block=256, float64_scales=False, stochastic=False)
@@ -221,6 +278,6 @@ def from_wire_id(wire_id: int) -> ValueCoder:
         return replace(coder, block=block, float64_scales=has_float64_scales)
     if isinstance(coder, Sign) and exponent == 0:
         return Sign(has_float64_scales)
-    if isinstance(coder, Float) and exponent == 0 and not has_float64_scales:
+    if isinstance(coder, Float | Bit) and exponent == 0 and not has_float64_scales:
         return coder
     raise FrameError(f"unknown value coder {wire_id:#06x}")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedsift.algorithms.method import Context, LocalUpdate, Memory, StepContext, checked_message
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.update import Update
+from fedsift.codec.value_coder import at_least_float32
 from fedsift.engine.batches import LiveBatches
 from fedsift.engine.contract import ClientResult, Job
 from fedsift.engine.cpu.batch_last import use_batch_last
@@ -75,11 +76,20 @@ def step_context(task: Task, round: int, start: State, memory: Memory) -> StepCo
     """Return the context of a client's steps. They may change a copy of its memory."""
     return StepContext(
         task.seed,
-        lambda number: start.w.new_tensor(float(number)),
+        lambda number: number_for(start.w, number),
         round,
         lambda: start,
         lambda: {name: x.clone() for name, x in memory.items()},
     )
+
+
+def number_for(w: Tensor, number: int) -> Tensor:
+    """Return a number of a round or a step as a tensor, for computations with weights w.
+
+    >>> number_for(torch.zeros(1, dtype=torch.bfloat16), 257)
+    tensor(257.)
+    """
+    return torch.tensor(float(number), dtype=at_least_float32(w.dtype), device=w.device)
 
 
 def selected(data: Tree, labels: Tree, rows: Tensor | None) -> Pair:
@@ -130,32 +140,44 @@ class Trainer:
         context = step_context(task, job.round, start, memory)
         self.model.train()
         with torch.random.fork_rng(devices=[]):
-            # Without a GPU, seed only the CPU's generator: seeding all devices takes a millisecond.
-            seed = torch.manual_seed if self.w.is_cuda else torch.default_generator.manual_seed
-            seed(torch_seed(task.seed, "layers", job.round, client))
-            for batch in self.batches(job.round, client, phase.local_steps):
+            self.seed_layers(torch_seed(task.seed, "layers", job.round, client))
+            batches = self.batches(job.round, client, phase.local_steps)
+            for number, batch in enumerate(batches, 1):
                 context.advance()
                 if phase.points is None:
                     losses.append(self.differentiate(x.w[0], *batch))
                     # A copy, because a method may keep it and the next step overwrites the buffer.
                     observed = self.gradient[None].clone()
                 else:
-                    observed = self.losses_at(phase.points(x, context), *batch)
+                    seed = torch_seed(task.seed, "points", job.round, client, number)
+                    observed = self.losses_at(phase.points(x, context), seed, *batch)
                     losses.append(float(observed.mean()))
                 step(x, observed, x.w, context)
         memory = context.memory if context.was_read("memory") else memory
         return Trained(x, memory, sum(losses) / len(losses))
 
+    def seed_layers(self, seed: int) -> None:
+        """Seed the generators from which random layers, such as dropout, draw."""
+        # Without a GPU, seed only the CPU's generator: seeding all devices takes a millisecond.
+        manual_seed = torch.manual_seed if self.w.is_cuda else torch.default_generator.manual_seed
+        manual_seed(seed)
+
     @torch.no_grad()
     def losses_at(
-        self, points: Iterable[Tensor], data: Tree, labels: Tree, rows: Tensor | None
+        self, points: Iterable[Tensor], seed: int, data: Tree, labels: Tree, rows: Tensor | None
     ) -> Tensor:
-        """Return the losses ``(1, points)`` of a mini-batch at the given weights."""
+        """Return the losses ``(1, points)`` of a mini-batch at the given weights.
+
+        Random layers draw the same numbers at every point. The points have a generator of their
+        own, so that they may also be random.
+        """
         data, labels = selected(data, labels, rows)
         losses = []
         for point in points:
             self.w.copy_(point[0])
-            losses.append(self.task.loss(self.output(data), labels).to(self.w))
+            with torch.random.fork_rng([self.w.device] if self.w.is_cuda else []):
+                self.seed_layers(seed)
+                losses.append(self.task.loss(self.output(data), labels).to(self.w))
         return torch.stack(losses)[None]
 
     def batches(self, round: int, client: int, steps: NumSteps) -> Iterator[Batch]:

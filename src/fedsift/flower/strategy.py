@@ -192,6 +192,7 @@ class FedSift(Strategy):
         """Return the run in the folder, ready for its next round."""
         # The clients have the model and the data. The server knows only their layout and number.
         loss, clients = nn.functional.cross_entropy, RemoteClients(self.clients, {})
+        layout = self.algorithm.layout_for(layout)
         task = Task(nn.Module(), loss, clients, None, self.batch_size, self.seed, layout)
         engine = RemoteEngine(evaluate_fn, self.enough, Result())
         federation = Deployment(

@@ -12,6 +12,8 @@ PARTS = {
     "w": ("ΔW", "--w"),
     "m": ("ΔM", "--m"),
     "v": ("ΔV", "--v"),
+    "c": ("ΔC", "--c"),
+    "p": ("payload", "--p"),
     "mask": ("mask", "--mask"),
     "header": ("header", "--header"),
 }
@@ -195,10 +197,9 @@ def magnitudes(comparison: Comparison) -> FigureBlock:
     views = []
     for group in comparison.groups:
         lines = [line for line in group.first.uploads if any(line.get("magnitudes", {}).values())]
-        if lines:
-            charts = [density(lines, role) for role in ("w", "m", "v")]
+        charts = [density(lines, role) for role in ("w", "m", "v", "c")]
+        if drawn := [chart for chart in charts if chart["data"]]:
             shades = {f"round {n}": shade_of(n, lines) for n in (line["round"] for line in lines)}
-            drawn = [chart for chart in charts if chart["data"]]
             views.append(View(group.name, drawn, list(shades.items())))
     note = (
         "The values that all clients sent in rounds 1, 2, 5, 10 and so on. The area under a curve "

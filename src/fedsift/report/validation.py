@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedsift.codec.update import ROLES
 from fedsift.errors import ConfigError
 
 Check = Callable[[Any], bool]
@@ -61,7 +62,7 @@ def is_table_of(keys: Check, values: Check) -> Check:
 
 def is_roles(x: Any) -> bool:
     """Return whether a key names roles, such as ``"wmv"`` for a shared mask."""
-    return bool(x) and set(x) <= set("wmv")
+    return bool(x) and set(x) <= set(ROLES)
 
 
 def is_mask(x: Any) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
-from fedsift.algorithms import METHODS, settings_of
-from fedsift.errors import ConfigError, require_choice
+from fedsift.algorithms import normalized, settings_of
+from fedsift.errors import ConfigError
 from fedsift.federation.cohort import cohort_size
 from fedsift.runs.config import RunConfig, with_user_data
 from fedsift.runs.folder import column
@@ -85,11 +85,9 @@ def configs_of(algorithms: Sequence[str], values: Mapping[str, Any]) -> list[Run
     [{'lr': 0.01}, {'density': 0.1, 'lr': 0.01}]
     """
     values = with_user_data(values)
-    names = [name.strip().replace("_", "-") for name in algorithms]
+    names = [normalized(name.strip()) for name in algorithms]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"{twice} is listed twice")
-    for name in names:
-        require_choice("algorithm", name, sorted(METHODS))
     known = {name: settings_of(name) for name in names}
     known_keys = {key for settings in known.values() for key in settings}
     for key in values:

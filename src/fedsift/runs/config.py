@@ -11,7 +11,7 @@ from typing import Any, cast
 import tomli_w
 import torch
 
-from fedsift.algorithms import METHODS, Algorithm, Method, find, for_rounds
+from fedsift.algorithms import Algorithm, Method, find, for_rounds, normalized
 from fedsift.algorithms.settings import GivenSetting, written
 from fedsift.data import DATASETS, shape_of
 from fedsift.errors import ConfigError, require_choice
@@ -64,9 +64,11 @@ class RunConfig:
         values = with_user_data(values)
         types = {f.name: str(f.type) for f in fields(cls) if f.name != "settings"}
         common = {key: as_type(key, values[key], types[key]) for key in values if key in types}
-        for key in ("algorithm", "dataset", "model"):
-            if not is_user_code(name := common.get(key, ":")):
-                common[key] = name.replace("_", "-")
+        if "algorithm" in common:
+            common["algorithm"] = normalized(common["algorithm"])
+        for key in common.keys() & {"dataset", "model"}:
+            if not is_user_code(common[key]):
+                common[key] = common[key].replace("_", "-")
         config = cls(**common, settings={k: v for k, v in values.items() if k not in types})
         config.check_names()
         if config.model == "auto" and not is_user_code(config.dataset):
@@ -77,7 +79,7 @@ class RunConfig:
 
     def check_names(self) -> None:
         """Refuse unknown names, except those of the data and model of a Flower app."""
-        require_choice("algorithm", self.algorithm, sorted(METHODS))
+        find(self.algorithm)
         require_choice("device", self.device, DEVICES)
         require_choice("weights", self.weights, ("auto", *WEIGHTS))
         if self.wire != "flower":
@@ -127,7 +129,12 @@ class RunConfig:
         method = find(self.algorithm)
         self.check_settings(method)
         given = {key: method.settings[key].read(value) for key, value in self.settings.items()}
-        return for_rounds(method(**given), self.rounds)
+        try:
+            return for_rounds(method(**given), self.rounds)
+        except Exception as problem:
+            if isinstance(problem, ValueError) or not is_user_code(self.algorithm):
+                raise
+            raise ConfigError(f"algorithm {self.algorithm!r} fails: {problem}") from None
 
     def check_settings(self, method: Method) -> None:
         """Refuse settings that the method does not have, and require those without a default."""
@@ -140,6 +147,11 @@ class RunConfig:
                     f"{', '.join(_flag(f.name) for f in fields(self) if f.name != 'settings')})"
                 )
         for key, setting in known.items():
+            if key in RunConfig.__dataclass_fields__:
+                raise ConfigError(
+                    f"{self.algorithm} has a setting {_flag(key)!r}, which is an option of every "
+                    "run: give the setting another name"
+                )
             if setting.is_required and key not in self.settings:
                 raise ConfigError(f"{self.algorithm} needs the setting {_flag(key)!r}")
 

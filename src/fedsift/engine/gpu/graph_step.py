@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsift.algorithms.method import Memory, Phase, Step, StepContext
+from fedsift.engine.client import number_for
 from fedsift.engine.fused import fused, is_frozen, number_names, numbers_of, with_numbers
 from fedsift.engine.gpu.gradients import (
     LayerGradients,
@@ -68,7 +69,7 @@ class GraphStep:
         self.task, self.given = task, (start, memory)
         self.context = StepContext(
             task.task.seed,
-            lambda number: start.w.new_tensor(float(number)),
+            lambda number: number_for(start.w, number),
             0,
             lambda: self._pack_state(self.gradients.buffers.x.map(torch.zeros_like)),
             lambda: self._pack_memory(self._memory_buffers()),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from operator import itemgetter
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsift.engine.gpu.gradients import FlatBuffers, can_vmap, client_losses
 from fedsift.engine.gpu.stacked_task import StackedTask
@@ -18,6 +18,7 @@ class PointLosses(FlatBuffers):
 
     def __init__(self, task: StackedTask, rows: Tensor) -> None:
         super().__init__(task, len(rows))
+        require_no_dropout(task.task.model)
         self.network = task.network
         self.can_vmap = self.network is None and can_vmap(task, rows)
 
@@ -49,3 +50,19 @@ class PointLosses(FlatBuffers):
     def _loss(self, w: Tensor, data: Tree, labels: Tree) -> Tensor:
         output = self.task.model_output(self.task.parameters(w), data)
         return self.task.task.loss(output, labels)
+
+
+def require_no_dropout(model: nn.Module) -> None:
+    """Refuse layers whose random numbers would differ between the points.
+
+    >>> require_no_dropout(nn.Dropout(0.0))
+    >>> require_no_dropout(nn.Dropout(0.1))
+    Traceback (most recent call last):
+    ...
+    ValueError: without gradients, a GPU cannot train a model with dropout: ...
+    """
+    if any(isinstance(x, nn.modules.dropout._DropoutNd) and x.p > 0 for x in model.modules()):
+        raise ValueError(
+            "without gradients, a GPU cannot train a model with dropout: its random numbers would "
+            "differ between the losses that are compared; train on the CPU or set p = 0"
+        )

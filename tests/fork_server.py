@@ -1,0 +1,90 @@
+"""Start Python processes that have torch and fedsift imported already.
+
+A fresh interpreter spends more than a second on its imports. These processes are forks of a server
+that has only done the imports, so each starts in milliseconds and knows nothing of the tests.
+"""
+
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Mapping
+from multiprocessing import get_context
+from pathlib import Path
+from subprocess import TimeoutExpired
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+SERVER = get_context("forkserver")
+SERVER.set_forkserver_preload(
+    [
+        "torch.distributed.run",
+        "sklearn.datasets",
+        "jinja2",
+        "plotly.offline",
+        "fedsift.cli.entry",
+        "fedsift.cli.training",
+        "fedsift.report.html",
+    ]
+)
+
+
+class ForkedPython:
+    """``python WORDS``, where WORDS are ``-m MODULE …`` or ``SCRIPT …``; like subprocess.Popen."""
+
+    def __init__(
+        self,
+        *words: str,
+        cwd: Path | str = ".",
+        env: Mapping[str, str] | None = None,
+        start_new_session: bool = False,
+    ) -> None:
+        self._folder = TemporaryDirectory()
+        environment = dict(os.environ if env is None else env)
+        given = (words, self._folder.name, os.path.abspath(cwd), environment, start_new_session)
+        self._process = SERVER.Process(target=_run_python, args=given)
+        with patch.dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"):
+            self._process.start()
+        self.pid = self._process.pid
+        self.send_signal = lambda number: os.kill(self.pid, number)
+        self.kill, self.poll = self._process.kill, lambda: self._process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self._process.join(timeout)
+        if self.returncode is None:
+            self.kill()
+            raise TimeoutExpired("python", timeout or 0.0)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        return self.printed(), self.printed("stderr")
+
+    def printed(self, stream: str = "stdout") -> str:
+        """What it has printed so far."""
+        file = Path(self._folder.name) / stream
+        return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+def _run_python(
+    words: list[str], outputs: str, cwd: str, environment: dict[str, str], is_leader: bool
+) -> None:
+    if is_leader:
+        os.setsid()
+    for descriptor, name in enumerate(("stdout", "stderr"), start=1):
+        os.dup2(os.open(f"{outputs}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    # Without this it would ignore Ctrl-C where the tests themselves run in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(words)
+        runpy.run_path(words[0], run_name="__main__")
