@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick check docs environment clean
+.PHONY: help run test pytest quick check docs environment clean
 
 help:
 	@echo "make run    train on handwritten digits for half a minute; the first time, install packages first"
@@ -18,7 +18,10 @@ help:
 run: environment
 	@$(BIN)/fedsift run
 
-test: check
+test: environment
+	@$(MAKE) --no-print-directory -j 2 check pytest
+
+pytest: environment
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 quick: check

@@ -3,16 +3,21 @@
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import median, quantiles
 
 SOURCE = Path(__file__).parents[1] / "src" / "fedsift"
-TREES = {path: ast.parse(path.read_text("utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text("utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+
+
 def nodes(*kinds: type[ast.AST]) -> Iterator[ast.AST]:
-    return (node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, kinds))
+    return (node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, kinds))
 
 
 def functions() -> list[Function]:
@@ -32,7 +37,7 @@ def is_annotated(function: Function) -> bool:
 
 def public() -> Iterator[tuple[str, ast.AST]]:
     """Public modules, classes and functions, without what is defined inside functions."""
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         yield str(path.relative_to(SOURCE)), tree
         yield from public_members(tree, str(path.relative_to(SOURCE)))
 
@@ -52,7 +57,7 @@ def metrics() -> dict[str, float]:
         "functions": len(lengths),
         "median function, lines": median(lengths),
         "95th percentile, lines": quantiles(lengths, n=20)[-1],
-        "longest file, lines": max(len(path.read_text("utf-8").splitlines()) for path in TREES),
+        "longest file, lines": max(len(path.read_text("utf-8").splitlines()) for path in trees()),
         "fully annotated, %": 100 * sum(map(is_annotated, functions())) / len(lengths),
         "public docstrings, %": 100 * sum(documented) / len(documented),
     }

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsift.algorithms import Algorithm, fedadam_ssm, for_rounds
+from fedsift.algorithms.buffers import BUFFERS, with_buffers
 from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Forked, Stacked, Task
 from fedsift.engine.gpu.stacked import PRECISIONS
@@ -40,7 +41,8 @@ class Result:
     history: list[Record]
     layout: Layout
     weights: Tensor
-    """The trained model's parameters as a flat vector. Most methods return the global W."""
+    """The trained model's parameters as a flat vector, followed by the buffers that training
+    changes. Most methods return the global W."""
 
     @property
     def state(self) -> State:
@@ -48,7 +50,7 @@ class Result:
         return self.snapshot.state
 
     def load_into(self, model: nn.Module) -> None:
-        """Set a model's parameters to the trained weights."""
+        """Set a model's parameters, and the buffers that training changes, to the trained ones."""
         self.layout.write(self.weights, model)
 
 
@@ -71,6 +73,7 @@ def simulate(
     weights: Weights | None = None,
     transform: Transform | None = None,
     num_workers: int = 0,
+    buffers: str = "average",
     on_round: Callable[[Record], None] | None = None,
 ) -> Result:
     """Train a model on clients that share updates but not data.
@@ -121,6 +124,10 @@ def simulate(
     num_workers
         Processes that fetch the items of Datasets ahead of their use; 0 fetches them in the
         training process. Results do not depend on this number.
+    buffers
+        What happens to the buffers that training changes, such as the running statistics of batch
+        normalization: ``"average"`` averages and sends them, ``"local"`` leaves each client its
+        own, ``"frozen"`` keeps normalization layers in evaluation mode, at the initial values.
     on_round
         Called with the metrics of each round.
 
@@ -142,7 +149,7 @@ def simulate(
         for_rounds(check_algorithm(algorithm or fedadam_ssm()), rounds),
         Options(
             batch_size, participation, dropout, min_clients, wire, loss, seed, device, precision,
-            max_norm_ratio, transform, num_workers, weights,
+            max_norm_ratio, transform, num_workers, weights, buffers,
         ),
     )  # fmt: skip
     history: list[Record] = []
@@ -172,6 +179,7 @@ class Options:
     transform: Transform | None = None
     num_workers: int = 0
     weights: Weights | None = None
+    buffers: str = "average"
 
     def check(self, clients: int) -> None:
         """Check that every option is valid for this number of clients."""
@@ -186,6 +194,7 @@ class Options:
         if self.precision != "fp32" and torch.device(chosen_device(self.device)).type != "cuda":
             raise ValueError(f"precision {self.precision} needs a GPU; use fp32 on {self.device}")
         _check_choice("wire", self.wire, WIRES)
+        _check_choice("buffers", self.buffers, BUFFERS)
         _check_whole("seed", self.seed, at_least=0)
         _check_whole("num_workers", self.num_workers, at_least=0)
 
@@ -204,7 +213,7 @@ def prepare(
     options.check(len(clients))
     check_model(model)
     device = chosen_device(options.device)
-    layout = algorithm.layout_for(Layout.of(model))
+    layout = Layout.of(model)
     local = [as_data(f"client {n}", data, device, layout.dtype) for n, data in enumerate(clients)]
     tested = None if test is None else as_data("the test set", test, device, layout.dtype)
     task = Task(
@@ -217,8 +226,11 @@ def prepare(
         layout,
         options.transform,
         options.num_workers,
+        is_frozen=options.buffers == "frozen",
     )
-    check_task(task)
+    layout = layout.with_buffers(task.model, check_task(task))
+    algorithm = with_buffers(algorithm, layout, options.buffers)
+    task = replace(task, layout=algorithm.layout_for(layout))
     return Federation(
         task,
         algorithm,

@@ -119,6 +119,8 @@ class Layout:
     """The position of each named parameter of a model in its flat vector.
 
     ``lengths`` are the lengths of vectors that do not have one number per parameter, by name.
+    ``buffers`` is the layout of the buffers that training changes, such as the running statistics
+    of batch normalization. A vector of *values* holds the parameters, then these buffers.
 
     >>> layout = Layout.of(nn.Linear(3, 2))
     >>> layout.d, layout.names, layout.offsets
@@ -129,6 +131,7 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
     lengths: tuple[tuple[str, int], ...] = ()
+    buffers: Layout | None = None
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
@@ -183,6 +186,41 @@ class Layout:
         """Return the layout with more vectors of other lengths."""
         return replace(self, lengths=tuple(sorted({**dict(self.lengths), **lengths}.items())))
 
+    def with_buffers(self, model: nn.Module, names: Sequence[str]) -> Layout:
+        """Return the layout with the given buffers of a model.
+
+        Integers, such as ``num_batches_tracked``, become numbers of the layout's dtype.
+
+        >>> layer = nn.BatchNorm1d(2)
+        >>> layout = Layout.of(layer).with_buffers(layer, ["running_mean", "num_batches_tracked"])
+        >>> layout.read(layer).tolist()
+        [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+        """
+        return self.with_shapes_of({name: model.get_buffer(name) for name in names})
+
+    def with_shapes_of(self, buffers: Mapping[str, Tensor]) -> Layout:
+        """Return the layout with buffers of the given names and shapes, if there are any."""
+        if not buffers:
+            return self
+        shapes = tuple(tuple(x.shape) for x in buffers.values())
+        part = Layout(tuple(buffers), shapes, self.dtype)
+        return replace(self, buffers=part).with_lengths({"b": part.d})
+
+    def without_buffers(self) -> Layout:
+        """Return the layout without buffers."""
+        lengths = tuple((name, length) for name, length in self.lengths if name != "b")
+        return replace(self, buffers=None, lengths=lengths)
+
+    def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Split values into the parameters ``(..., d)`` and the buffers."""
+        return values[..., : self.d], values[..., self.d :]
+
+    def named(self, values: Tensor) -> dict[str, Tensor]:
+        """Split values into parameters and buffers by name; the buffers may be left out."""
+        w, b = self.split(values)
+        named = self.unflatten(w)
+        return {**named, **self.buffers.unflatten(b)} if self.buffers and b.numel() else named
+
     def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Concatenate named tensors ``(*clients, *shape)`` to one vector ``(*clients, d)``."""
         pieces = []
@@ -200,18 +238,38 @@ class Layout:
         return {name: part.view((*clients, *shape)) for name, shape, part in shaped}
 
     def read(self, model: nn.Module) -> Tensor:
-        """Return a copy of the model's parameters as one vector."""
-        return self.flatten({n: p.detach() for n, p in _trainable(model).items()})
+        """Return a copy of the model's parameters, and of its buffers after them, as one vector."""
+        w = self.flatten({n: p.detach() for n, p in _trainable(model).items()})
+        return torch.cat([w, self.read_buffers(model)]) if self.buffers else w
 
-    def write(self, vector: Tensor, model: nn.Module) -> None:
-        """Set the model's parameters from a vector."""
+    def read_buffers(self, model: nn.Module) -> Tensor:
+        """Return a copy of the model's buffers as one vector, empty without buffers."""
+        if self.buffers is None:
+            return torch.empty(0, dtype=self.dtype)
+        named = {name: model.get_buffer(name).detach() for name in self.buffers.names}
+        return self.buffers.flatten(named).to(self.dtype)
+
+    def write(self, values: Tensor, model: nn.Module) -> None:
+        """Set the model's parameters, and its buffers if they are given, from a vector."""
         targets = _trainable(model)
         shapes = {name: tuple(p.shape) for name, p in targets.items()}
         if shapes != dict(zip(self.names, self.shapes, strict=True)):
             raise ValueError("the parameter names or shapes differ from those of the trained model")
+        w, b = self.split(values)
         with torch.no_grad():
-            for name, value in self.unflatten(vector).items():
+            for name, value in self.unflatten(w).items():
                 targets[name].copy_(value)
+        if b.numel():
+            self.write_buffers(b, model)
+
+    def write_buffers(self, b: Tensor, model: nn.Module) -> None:
+        """Set the model's buffers from a vector. Integers are rounded."""
+        if self.buffers is None:
+            return
+        with torch.no_grad():
+            for name, value in self.buffers.unflatten(b).items():
+                target = model.get_buffer(name)
+                target.copy_(value if target.is_floating_point() else value.round())
 
     def bind(self, model: nn.Module, w: Tensor, gradient: Tensor) -> None:
         """Make a model's parameters and their gradients views of two vectors ``(d,)``.
@@ -228,8 +286,9 @@ class Layout:
             parameter.data, parameter.grad = values[name], gradients[name]
 
     def fingerprint(self) -> str:
-        """Return a short hash of names, shapes, dtype and other lengths."""
-        text = repr((self.names, self.shapes, str(self.dtype), *self.lengths))
+        """Return a short hash of names, shapes, dtype, other lengths and buffers."""
+        buffers = (self.buffers.fingerprint(),) if self.buffers else ()
+        text = repr((self.names, self.shapes, str(self.dtype), *self.lengths, *buffers))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -1,9 +1,11 @@
 """Any dense method can be compressed: the oracle, the identity, and what is refused."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import mse_loss
 
@@ -52,18 +54,19 @@ def local_of(problem, name):
 @pytest.mark.parametrize("bits", [4, 32])
 @pytest.mark.parametrize("name", ["fedsgd", "fedadam"])
 def test_ten_rounds_agree_with_the_transcription(name, bits, seed):
-    problem, settings = ridge(seed), {**SETTINGS, "bits": bits}
+    problem, given = ridge(seed), {**SETTINGS, "bits": bits}
     inner = fedadam(5, **ADAM) if name == "fedadam" else fedsgd(5, lr=0.01)
-    fed = federation(problem, compressed(inner, **settings), participation=0.5, wire="real")
+    fed = federation(problem, compressed(inner, **given), participation=0.5, wire="real")
     cohorts = [fed.cohort(round) for round in range(1, 11)]
     assert len(set(cohorts)) > 1
     w0 = problem.w0.numpy()
     start = [w0] if name == "fedsgd" else [w0, 0 * w0, 0 * w0]
-    expected = transcription(local_of(problem, name), problem.sizes, start, cohorts, **settings)
+    expected = transcription(local_of(problem, name), problem.sizes, start, cohorts, **given)
     for ours, theirs in zip(trained(fed, 10).state, expected, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-10)
 
 
+@cache
 def dense_methods():
     made = []
     for name in algorithms.METHODS:
@@ -77,6 +80,7 @@ def dense_methods():
 
 
 @pytest.mark.parametrize("name", dense_methods())
+@settings(max_examples=8)
 @given(seed=st.integers(0, 1000), dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_without_compression_it_is_the_method_itself(name, seed, dtype):
     algorithm, whole = dense_methods()[name], {"density": 1, "down_density": 1, "bits": 32}
@@ -144,6 +148,23 @@ def test_a_server_that_sends_more_than_its_clients_is_refused(registered):
     with pytest.raises(ValueError, match="its server sends M, which its clients do not send"):
         compressed(handmade(registered, weights, broadcast))
     compressed(handmade(registered, weights))
+
+
+def test_steps_may_change_the_memory_of_the_method_inside(registered):
+    def step(x, gradient, context):
+        mean = 0.5 * (context.memory["mean"] + gradient)
+        return x.replace(w=x.w - 0.01 * mean), {"mean": mean}
+
+    @registered("remembers")
+    def remembers():
+        phase = Phase(3, step, lambda c, update, m: (dense({"w": update.delta_w}), m), lambda d: d)
+        return Algorithm(always(phase), client_memory=("mean",), state=("w",))
+
+    lossless = compressed(remembers(), density=1, down_density=1, bits=32)
+    ours, theirs = (trained(federation(ridge(0), x), 3) for x in (lossless, remembers()))
+    assert torch.equal(ours.state.w, theirs.state.w)
+    assert torch.equal(ours.client_memory[0]["mean"], theirs.client_memory[0]["mean"])
+    assert bool(theirs.client_memory[0]["mean"].any())
 
 
 def test_every_setting_may_be_a_schedule():

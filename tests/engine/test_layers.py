@@ -12,7 +12,7 @@ from fedsift import models
 from fedsift.engine.client import Trainer
 from fedsift.engine.gpu.gradients import LayerGradients, client_losses
 from fedsift.engine.gpu.stacked_task import StackedTask
-from fedsift.task import Task
+from fedsift.task import Task, statistics_of
 from fedsift.vector import Layout
 
 pytest.importorskip("triton", reason="Triton is not installed: there are no kernels to test")
@@ -21,11 +21,11 @@ from fedsift.engine.gpu.layers import (
     StackedConvolution,
     StackedGroupNorm,
     StackedMaxPool,
-    Weight,
     Window,
     cross_entropy,
 )
 from fedsift.engine.gpu.network import LAYERS, StackedNetwork, UnsupportedModel
+from fedsift.engine.gpu.weight import Weight
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EXACT = "tf32x3" if DEVICE == "cuda" else "ieee"
@@ -206,6 +206,48 @@ def test_a_network_has_the_output_of_its_model(make):
     with torch.no_grad():
         network = StackedNetwork(model, layout, EXACT)
         assert close(task.network_output(network, layout.read(model), x), model(x))
+
+
+def normalized(momentum: float | None = 0.1, affine: bool = True) -> nn.Module:
+    """A network with both kinds of batch normalization, one of them followed by a ReLU."""
+    features = nn.Conv2d(1, 6, 3, bias=False), nn.BatchNorm2d(6, momentum=momentum), nn.ReLU()
+    head = nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=momentum, affine=affine), nn.Linear(4, 3)
+    plain = nn.BatchNorm1d(3, track_running_stats=False)
+    return nn.Sequential(*features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head, plain)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+@pytest.mark.parametrize(("momentum", "affine"), [(0.1, True), (None, False)])
+def test_batch_normalization_has_its_gradients_and_statistics(momentum, affine, is_frozen):
+    torch.manual_seed(0)
+    model = normalized(momentum, affine).to(DEVICE)
+    layout = Layout.of(model)
+    layout = layout if is_frozen else layout.with_buffers(model, statistics_of(model))
+    x, y = 1 + 2 * rand(8, 1, 6, 6), torch.randint(0, 3, (8,), device=DEVICE)
+    task = Task(model, functional.cross_entropy, [(x, y)], None, 4, 0, layout, is_frozen=is_frozen)
+    stacked = StackedTask(task, x, y, "fp32", ("w",) if is_frozen else ("w", "b"))
+    network = StackedNetwork(model, layout, EXACT, is_frozen)
+    gradients = LayerGradients(stacked, network, CLIENTS)
+    start = layout.read(model)
+    w, b = layout.split(start)
+    gradients.pack(torch.stack([w, 1.1 * w]), gradients.buffers.x.w)
+    gradients.buffers.b.copy_(b)
+    rows = torch.tensor([[0, 3, 4, 7], [5, 1, 2, 6]], device=DEVICE)
+    for _ in range(2):
+        gradients.compute(rows)
+    for n, ours in enumerate(gradients.unpack(gradients.buffers.gradient)):
+        trainer = Trainer(task)
+        task.train_mode(trainer.model)
+        for _ in range(2):
+            trainer.differentiate((1 + 0.1 * n) * w, x[rows[n]], y[rows[n]])
+        assert float((ours - trainer.gradient).norm() / trainer.gradient.norm()) < 1e-4
+        expected = layout.read_buffers(trainer.model)
+        torch.testing.assert_close(gradients.buffers.b[n].cpu(), expected.cpu())
+        values = torch.cat([(1 + 0.1 * n) * w, gradients.buffers.b[n]])
+        with torch.no_grad():
+            output = stacked.network_output(network, values, x)
+            expected = trainer.model.eval()(x)
+        torch.testing.assert_close(output, expected, rtol=1e-3, atol=1e-4)
 
 
 def shares_a_layer() -> nn.Module:

@@ -6,6 +6,12 @@ import pytest
 
 from fedsift.engine.cpu import native
 
+
+@pytest.fixture(autouse=True)
+def _compile_quickly(monkeypatch):
+    monkeypatch.setattr(native, "FLAGS", ("-O0", *native.FLAGS[1:]))
+
+
 needs_compiler = pytest.mark.skipif(native.load() is None, reason="needs a C compiler")
 
 

@@ -83,7 +83,7 @@ def digits(algorithm, clients=CLIENTS, **options):
         perceptron(), pairs, (test[0].flatten(1), test[1]), algorithm,
         Options(batch_size=32, loss=cross_entropy, seed=1, device="cpu", **options),
     )  # fmt: skip
-    return replace(made, engine=Reference(made.task))
+    return replace(made, engine=Stacked(made.task, algorithm))
 
 
 def played(fed, rounds=ROUNDS):

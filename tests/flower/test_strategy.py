@@ -705,3 +705,68 @@ def test_adam_follows_the_equations_and_keeps_its_moments(clip):
 def test_a_client_gives_up_at_its_deadline():
     with pytest.raises(TimeoutError, match=r"within the round's 0.05 s"), deadline(0.05):
         time.sleep(60)
+
+
+def normalized_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def own_loop(model, optimizer, data, config):
+    """The local steps of a client with one batch, as a user writes them."""
+    x, y = data
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    return float(loss.detach())
+
+
+@pytest.mark.parametrize(
+    ("buffers", "train"),
+    [("average", None), ("local", None), ("frozen", None), ("local", own_loop)],
+)
+def test_running_statistics_are_those_of_a_simulation(buffers, train, place):
+    batch_size = None if train else 8
+    strategy = place.strategy(participation=0.6, buffers=buffers, batch_size=batch_size)
+    grid = place.grid(model=normalized_model, buffers=buffers, train=train)
+    start(strategy, grid, 2, model=normalized_model)
+    again = place.strategy(participation=0.6, buffers=buffers, batch_size=batch_size)
+    start(again, grid, 4, model=normalized_model)  # resumed
+    data, options = [load_data(n, CLIENTS) for n in range(CLIENTS)], {"participation": 0.6}
+    result = fedsift.simulate(
+        normalized_model(), data, algorithm=SSM, rounds=4, batch_size=batch_size, seed=SEED,
+        buffers=buffers, **options,
+    )  # fmt: skip
+    if train is None:
+        assert_same_bits(again.run.snapshot.state, result.state)
+    else:
+        torch.testing.assert_close(again.run.snapshot.state.w, result.state.w)
+    model = normalized_model()
+    model.load_state_dict(load_file(again.run.folder.model_file), strict=False)
+    if buffers == "average":
+        assert torch.equal(result.layout.read(model), result.weights)
+        assert model[1].num_batches_tracked == 8
+    uplink = [r["uplink_bytes"] for r in place.history()]
+    assert uplink == [pytest.approx(r["uplink_bytes"]) for r in result.history]
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += 1
+        return self.linear(x)
+
+
+def test_other_settings_and_other_buffers_are_refused_by_clients(place):
+    with pytest.raises(TooFewClients, match="or another setting buffers"):
+        start(place.strategy(), place.grid(model=normalized_model, buffers="local"), 1,
+              model=normalized_model)  # fmt: skip
+    shutil.rmtree(place.path / "run")
+    with pytest.raises(TooFewClients, match="changes the buffer 'seen': on Flower, only running"):
+        start(place.strategy(), place.grid(model=Counting), 1, model=Counting)

@@ -25,7 +25,7 @@ from fedsift.reproduce.results import Outcome
 from fedsift.reproduce.runner import DIVERGED, cached_dataset, execute_run, is_finished
 from fedsift.reproduce.traffic import summarize_traffic
 from fedsift.runs import RunFolder
-from fork_server import ForkedPython
+from fork_server import SERVER, ForkedPython
 
 TABLE_1, SIFT = Experiment.load("table1"), Experiment.load("sift")
 TASKS = ("cnn-fashion-mnist", "resnet18-svhn", "resnet18-cifar10", "vgg11-cifar10")
@@ -517,7 +517,13 @@ def test_the_same_command_continues_after_a_time_limit(here, monkeypatch, capsys
     assert capsys.readouterr().err.count("2 rounds") == 2  # no run is repeated
 
 
-def test_a_killed_process_is_reported_in_one_line(here, monkeypatch, capsys):
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """Fork the processes of parallel runs from a server that has torch imported."""
+    monkeypatch.setattr("fedsift.reproduce.parallel.get_context", lambda _: SERVER)
+
+
+def test_a_killed_process_is_reported_in_one_line(here, monkeypatch, capsys, forked_workers):
     assert main([*TABLE, *TWO_METHODS, "--jobs", "0"]) == 2
     assert "jobs must be at least 1" in capsys.readouterr().err
 
@@ -531,7 +537,7 @@ def test_a_killed_process_is_reported_in_one_line(here, monkeypatch, capsys):
     assert main([*TABLE, *TWO_METHODS]) == 0
 
 
-def test_parallel_runs_equal_sequential_ones(here, capsys):
+def test_parallel_runs_equal_sequential_ones(here, capsys, forked_workers):
     assert main([*TABLE, *TWO_METHODS]) == 0
     assert main([*TABLE[:-1], "parallel", *TWO_METHODS, "--jobs", "2"]) == 0
     assert capsys.readouterr().err.count("2 rounds, accuracy") == 4

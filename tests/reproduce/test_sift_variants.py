@@ -31,8 +31,8 @@ def scripts():
         algorithms.METHODS.pop("sift-variant", None)
 
 
-def train(algorithm, rounds, seed=0, dtype=torch.float32):
-    problem = ridge(seed, clients=10, d=300, dtype=dtype)
+def train(algorithm, rounds, dtype=torch.float32):
+    problem = ridge(0, clients=4, d=300, dtype=dtype)
     return fedsift.simulate(
         problem.model, problem.clients, algorithm=algorithm, rounds=rounds, batch_size=None,
         loss=mse_loss,

@@ -19,6 +19,7 @@ from fedsift.federation.snapshot import Snapshot
 from fedsift.runs.compare import mibit
 from fedsift.runs.config import RunConfig
 from fedsift.simulation import Options, Record, engine_for, prepare, run_rounds
+from fedsift.task import check_no_statistics
 
 MIN_ROUNDS = 5
 """Settings are considered only if the budget allows this many rounds."""
@@ -69,6 +70,7 @@ def calibration_task(config: RunConfig) -> Task:
     ([576, 575], 287)
     """
     parts = held_out_parts(config)
+    check_no_statistics(parts.model, "advise")
     options = Options(
         batch_size=config.batch_size or None,
         participation=1.0,

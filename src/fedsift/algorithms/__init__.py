@@ -26,7 +26,7 @@ from fedsift.algorithms.registry import (
     find,
     for_rounds,
     method,
-    normalized,
+    normalized_name,
     settings_of,
 )
 from fedsift.algorithms.settings import Setting
@@ -59,7 +59,7 @@ __all__ = [
     "find",
     "for_rounds",
     "method",
-    "normalized",
+    "normalized_name",
     "onebit_adam",
     "settings_of",
     "sift",

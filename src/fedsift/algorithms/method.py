@@ -259,8 +259,8 @@ class Phase:
     """The functions of a round, in the order in which they are called.
 
     ``local_start(state, memory)``: where a client's local training starts;
-    ``step(x, gradient, context)``: one local step; it returns the next x, or x and the client's
-    changed memory;
+    ``step(x, gradient, context)``: one local step; it returns the next x, or x and those
+    vectors of the client's memory that it changes;
     ``points(x, context)``: for methods without gradients. It yields weights ``(clients, d)``, and
     ``step`` receives the losses of the mini-batch there, ``(clients, points)``, instead of a
     gradient;
@@ -355,14 +355,16 @@ class Algorithm:
             {name: n(layout) if callable(n) else n for name, n in self.lengths.items()}
         )
 
-    def initial_state(self, layout: Layout, w: Tensor) -> State:
-        """Return the state before round 1, in which all vectors but w are zero."""
-        zeros = {name: w.new_zeros(layout.length(name)) for name in self.state}
-        return State(**zeros).replace(w=w)
+    def initial_state(self, layout: Layout, values: Tensor) -> State:
+        """Return the state before round 1: the model's values, and zeros in all other vectors."""
+        zeros = {name: values.new_zeros(layout.length(name)) for name in self.state}
+        w, b = layout.split(values)
+        return State(**{**zeros, "w": w.clone(), **({"b": b.clone()} if layout.buffers else {})})
 
     def zero_sum(self, layout: Layout, w: Tensor) -> State:
         """Return zeros for everything that clients or the server may send."""
-        sent = dict.fromkeys([*self.state, *(x for x in PAYLOADS if x in dict(layout.lengths))])
+        payloads = [role for role in ROLES if role in PAYLOADS and role in dict(layout.lengths)]
+        sent = dict.fromkeys([*self.state, *payloads])
         return State(**{name: w.new_zeros(layout.length(name)) for name in sent})
 
 

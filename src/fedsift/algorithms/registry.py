@@ -211,10 +211,10 @@ def find(name: str) -> Method:
     return METHODS[name]
 
 
-def normalized(name: str) -> str:
+def normalized_name(name: str) -> str:
     """Return a method's name with hyphens, unless it names a function of the user's own module.
 
-    >>> normalized("fedadam_ssm"), normalized("my_module:my_method")
+    >>> normalized_name("fedadam_ssm"), normalized_name("my_module:my_method")
     ('fedadam-ssm', 'my_module:my_method')
     """
     return name if name in METHODS or is_user_code(name) else name.replace("_", "-")

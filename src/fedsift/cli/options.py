@@ -46,6 +46,8 @@ PANELS: dict[str, dict[str, str]] = {
         "min_clients": "Stop the run if a round receives fewer updates than this.",
         "max_norm_ratio": "Reject updates whose norm exceeds the usual one by more than this "
         "factor; 0: no bound.",
+        "buffers": "What happens to running statistics, as of batch normalization: average, local "
+        "(each client keeps its own) or frozen.",
     },
     METHOD_PANEL: {},
     "Execution": {

@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperOption
 
 from fedsift.cli.exit_codes import user_input
 from fedsift.cli.options import METHOD_PANEL, SETTING_TYPES, default_text, setting_help
+from fedsift.errors import ConfigError
 
 
 class RunCommand(TyperCommand):
@@ -40,12 +41,15 @@ def names_in(given: Mapping[str, Any]) -> list[str]:
 
 
 def names_in_file(file: str | None) -> Any:
-    """Return the methods that a config file names."""
+    """Return the methods that a config file names; none if the command will refuse the file."""
     if file is None:
         return []
     from fedsift.runs.config import read_values
 
-    values = read_values(Path(file))
+    try:
+        values = read_values(Path(file))
+    except ConfigError:
+        return []
     return values.get("algorithms") or values.get("algorithm") or []
 
 

@@ -117,10 +117,10 @@ def decode(frame: bytes, layout: Layout, limits: Limits | None = None) -> Update
 
 
 def _max_abs(role: Role, dtype: torch.dtype, limits: Limits) -> float:
-    """Return the bound on a role's values: that of V is the square of the others'."""
+    """Return the bound on a role's values: V and B hold squares, so theirs is squared."""
     largest = torch.finfo(dtype).max
     max_abs = min(limits.max_abs, largest)
-    return min(max_abs * max_abs, largest) if role == "v" else max_abs
+    return min(max_abs * max_abs, largest) if role in ("v", "b") else max_abs
 
 
 def parse_expected_frame(frame: bytes, layout: Layout, limits: Limits) -> tuple[Header, int]:

@@ -16,8 +16,8 @@ from fedsift.vector import Layout
 MAGIC = b"fs"
 VERSION = 2
 ID_BYTES = 8
-ROLE_BITS: dict[Role, int] = {"w": 1, "m": 2, "v": 4, "c": 32, "p": 64}
-"""The bit of each role in the first byte of a part header. Bit 128 is not used yet."""
+ROLE_BITS: dict[Role, int] = {"w": 1, "m": 2, "v": 4, "c": 32, "p": 64, "b": 128}
+"""The bit of each role in the first byte of a part header."""
 INDEX_SHIFT = 3
 """The place of the index coder in the same byte: two bits, above those of W, M and V."""
 DENSE = 0
@@ -189,7 +189,6 @@ def _read_weight(reader: ByteReader) -> float:
 
 def _read_part(reader: ByteReader, d: int) -> PartHeader:
     bits = reader.byte()
-    require(bits < 128, "an unknown role")
     coder, roles = bits >> INDEX_SHIFT & 3, tuple(r for r in ROLES if bits & ROLE_BITS[r])
     require(bool(roles), "a part without roles")
     index, k, index_bytes = _INDEX_CODER_BY_ID.get(coder), d, 0

@@ -68,7 +68,7 @@ def bytes_by_part(update: Update, specs: Sequence[Spec], frames: Sequence[int]) 
     >>> bytes_by_part(update, [spec], [encoded_size(update, spec)])
     Counter({'header': 41, 'w': 8})
     """
-    parts = tuple(_without_lengths(part, specs[0].layout.d) for part in update.parts)
+    parts = tuple(_without_lengths(part) for part in update.parts)
     counted: Counter[str] = Counter()
     for spec, weight in zip(specs, update.weights, strict=True):
         counted["header"] += header_size(frame_header(spec, weight, parts)) + CHECKSUM_BYTES
@@ -84,8 +84,9 @@ def bytes_by_part(update: Update, specs: Sequence[Spec], frames: Sequence[int]) 
     return counted
 
 
-def _without_lengths(part: Part, d: int) -> PartHeader:
+def _without_lengths(part: Part) -> PartHeader:
     """Return a part header without a mask length, and with values of length 0."""
-    k, index = (d, None) if part.indices is None else (part.indices.shape[-1], INDEX_CODERS[0])
+    k = next(iter(part.values.values())).quantized.codes.shape[-1]
+    index = None if part.indices is None else INDEX_CODERS[0]
     coders = tuple(coded.coder for coded in part.values.values())
     return PartHeader(tuple(part.values), k, index, 0, coders, (0,) * len(coders))

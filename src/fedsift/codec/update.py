@@ -18,10 +18,11 @@ from fedsift.selection.difference import Difference
 from fedsift.selection.masks import positions
 from fedsift.vector import State
 
-Role = Literal["w", "m", "v", "c", "p"]
-"""The vector that values belong to: W, M, V, a control variate C, or a method's own payload P."""
-ROLES: tuple[Role, ...] = ("w", "m", "v", "c", "p")
-PAYLOADS: frozenset[Role] = frozenset({"p"})
+Role = Literal["w", "m", "v", "c", "p", "b"]
+"""The vector that values belong to: W, M, V, a control variate C, a method's own payload P, or the
+model's buffers B."""
+ROLES: tuple[Role, ...] = ("w", "m", "v", "c", "p", "b")
+PAYLOADS: frozenset[Role] = frozenset({"p", "b"})
 """Roles whose length is not the number of parameters, but :meth:`Layout.length`."""
 ClientIndex = slice | list[int]
 """Selects clients of a stack."""

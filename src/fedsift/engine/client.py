@@ -112,7 +112,7 @@ class Trainer:
 
     def __init__(self, task: Task) -> None:
         self.task, self.live = task, LiveBatches(task)
-        self.w = task.layout.read(task.model)
+        self.w, _ = task.layout.split(task.layout.read(task.model))
         self.gradient = torch.zeros_like(self.w)
         self.model = self.bound_model()
         stages = read_stages(self.model, task.loss)
@@ -138,7 +138,9 @@ class Trainer:
         task, phase, memory = self.task, job.phase, job.memory[client]
         x, step, losses = start.map(torch.clone), fused(phase.step, start.w), []
         context = step_context(task, job.round, start, memory)
-        self.model.train()
+        task.train_mode(self.model)
+        if task.layout.buffers:
+            task.layout.write_buffers(x.b[0], self.model)
         with torch.random.fork_rng(devices=[]):
             self.seed_layers(torch_seed(task.seed, "layers", job.round, client))
             batches = self.batches(job.round, client, phase.local_steps)
@@ -153,6 +155,8 @@ class Trainer:
                     observed = self.losses_at(phase.points(x, context), seed, *batch)
                     losses.append(float(observed.mean()))
                 step(x, observed, x.w, context)
+        if task.layout.buffers:
+            x.b.copy_(task.layout.read_buffers(self.model))
         memory = context.memory if context.was_read("memory") else memory
         return Trained(x, memory, sum(losses) / len(losses))
 
@@ -221,9 +225,13 @@ class Trainer:
     def _check_format(self, data: Tree) -> None:
         """Return to the default memory format if the model accepts no other."""
         self.is_format_checked = True
+        layout, is_training = self.task.layout, self.model.training
+        buffers = layout.read_buffers(self.model)
         if not is_callable_with(self._call, data):
-            self.model = self.bound_model().train(self.model.training)
+            self.model = self.bound_model()
+            self.model = self.task.train_mode(self.model) if is_training else self.model.eval()
             self.is_batch_last = self.is_channels_last = False
+        layout.write_buffers(buffers, self.model)
 
     def _call(self, data: Tree) -> Any:
         """Return the model's output, with images in the current memory format."""
@@ -232,9 +240,12 @@ class Trainer:
         return call_model(self.model, channels_last(data) if is_converted else data)
 
     @torch.no_grad()
-    def score(self, w: Tensor, chunk: int) -> Score:
-        """Return the score of weights w on a chunk of the test set."""
+    def score(self, values: Tensor, chunk: int) -> Score:
+        """Return the score of the model's values on a chunk of the test set."""
+        w, b = self.task.layout.split(values)
         self.w.copy_(w)
+        if b.numel():
+            self.task.layout.write_buffers(b, self.model)
         self.model.eval()
         data, labels = chunk_of_test_set(self.task, chunk)
         with torch.random.fork_rng(devices=[]):  # for models that are random in evaluation mode

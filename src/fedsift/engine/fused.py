@@ -66,11 +66,17 @@ def copy_result(
 
 
 def memory_copies(before: Memory, after: Memory) -> list[tuple[Tensor, Tensor]]:
-    """Return the pairs of old and new vectors of a memory that a step has changed."""
-    if set(after) != set(before):
+    """Return the old and new vectors of a memory, for those that a step returned.
+
+    >>> memory_copies({"c": torch.zeros(1, 1)}, {"d": torch.ones(1, 1)})
+    Traceback (most recent call last):
+    ...
+    ValueError: step returned memory named d; the method declares c
+    """
+    if not set(after) <= set(before):
         got, declared = (", ".join(sorted(x)) or "nothing" for x in (after, before))
         raise ValueError(f"step returned memory named {got}; the method declares {declared}")
-    return [(before[name], after[name]) for name in before]
+    return [(before[name], x) for name, x in after.items()]
 
 
 def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:

@@ -1,12 +1,12 @@
 """Bounded influence: refuse updates whose norm is far larger than usual.
 
 The checks of a frame say nothing about how large a well-formed update may be, and a single huge one
-would destroy the model. The bound compares the L2 norm of each role (W, M and V) with the norms of
-the other updates of the round and of recent rounds. What is compared is what the server merges: the
-result of the method's ``receive``, if it has one. Payloads that are merged as they are have no norm
-to compare, since a scalar may well be a thousand times its median; only ``Limits.max_abs`` bounds
-them. The bound stops errors and crude attacks. It does not
-stop attackers who agree on updates within the bound, or who are the majority.
+would destroy the model. The bound compares the L2 norm of each role (W, M, V, C and B) with the
+norms of the other updates of the round and of recent rounds. What is compared is what the server
+merges: the result of the method's ``receive``, if it has one. Payloads P that are merged as they
+are have no norm to compare, since a scalar may well be a thousand times its median; only
+``Limits.max_abs`` bounds them. The bound stops errors and crude attacks. It does not stop attackers
+who agree on updates within the bound, or who are the majority.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from fedsift.codec.update import PAYLOADS, ROLES, Role, Update
+from fedsift.codec.update import ROLES, Role, Update
 
 MAX_NORM_RATIO = 30.0
 """The default bound. Without attackers, the largest ratios that ``benchmarks/norm_ratios.py`` found
@@ -45,7 +45,7 @@ def norms_of(update: Update) -> list[Norms]:
     found: dict[Role, Tensor] = {}
     for part in update.parts:
         for role, coded in part.values.items():
-            if role in PAYLOADS:
+            if role == "p":
                 continue
             norm = torch.linalg.vector_norm(coded.restore(), dim=-1, dtype=torch.float64)
             found[role] = torch.hypot(found[role], norm) if role in found else norm
@@ -107,14 +107,14 @@ class NormBound:
         """The largest ratio to the usual norm that is accepted.
 
         Gradients differ more between clients than Adam's steps do. The bounds of M and C are
-        therefore twice that of W, and the bound of V is the square of that, as its values are
-        squares.
+        therefore twice that of W, and the bound of V and B is the square of that, as they hold
+        squares: B contains running variances.
 
         >>> [NormBound(30.0, NormHistory()).limit(role) for role in ("w", "m", "v")]
         [30.0, 60.0, 3600.0]
         """
-        ratio = self.max_ratio
-        return {"w": ratio, "m": 2 * ratio, "v": (2 * ratio) ** 2, "c": 2 * ratio}[role]
+        ratio, square = self.max_ratio, (2 * self.max_ratio) ** 2
+        return {"w": ratio, "m": 2 * ratio, "v": square, "c": 2 * ratio, "b": square}[role]
 
     def is_typical(self, norms: Norms) -> bool:
         """Whether an update can be merged without waiting for the others of its round."""

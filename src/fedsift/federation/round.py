@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
+from fedsift.algorithms.buffers import keeps_buffers, own_buffers
 from fedsift.algorithms.method import (
     Algorithm,
     Context,
@@ -94,17 +96,36 @@ class Federation:
         """Return the snapshot before round 1: every client has received the model's parameters."""
         return self.initial_snapshot_from(self.task.layout.read(self.task.model))
 
-    def initial_snapshot_from(self, w: Tensor) -> Snapshot:
-        """Return the snapshot before round 1, with the given weights."""
-        state = self.algorithm.initial_state(self.task.layout, w)
+    def initial_snapshot_from(self, values: Tensor) -> Snapshot:
+        """Return the snapshot before round 1, with the given parameters and buffers."""
+        state = self.algorithm.initial_state(self.task.layout, values)
         limits = Limits(max_abs=float("inf"))
         _, size = self.wire.send(full_update(state), self.frame_spec(0, bytes(8)), limits)
-        memory = zero_memory(self.algorithm.server_memory, self.task.layout, w)
+        memory = zero_memory(self.algorithm.server_memory, self.task.layout, state.w)
         return Snapshot(0, state, memory, InMemory(), Traffic(downlink_bytes=size))
 
     def model_weights(self, snapshot: Snapshot) -> Tensor:
-        """Return the weights to evaluate and to return to the user."""
-        return self.algorithm.model(snapshot.state, snapshot.server_memory)
+        """Return the weights to evaluate and to return to the user, followed by the buffers.
+
+        If clients keep their own buffers, these are the mean over the clients of the last round.
+        """
+        values = self.algorithm.model(snapshot.state, snapshot.server_memory)
+        if not keeps_buffers(self.algorithm):
+            return values
+        known = [n for n in self.cohort(snapshot.round) if n in snapshot.client_memory]
+        own = [self.client_weights(snapshot, n) for n in known]
+        return torch.stack(own).mean(0) if own else values
+
+    def client_weights(self, snapshot: Snapshot, client: int) -> Tensor:
+        """Return the weights and buffers with which a client uses the model.
+
+        They differ from those of :meth:`model_weights` if clients keep their own buffers.
+        """
+        values = self.algorithm.model(snapshot.state, snapshot.server_memory)
+        if not keeps_buffers(self.algorithm) or client not in snapshot.client_memory:
+            return values
+        w, b = self.task.layout.split(values)
+        return torch.cat([w, own_buffers(b, snapshot.client_memory[client])[0]])
 
     def run_round(self, before: Snapshot) -> tuple[Snapshot, RoundReport]:
         """Run one round; return the snapshot after it and a report of what happened."""

@@ -25,6 +25,7 @@ from flwr.supercore import log
 from torch import nn
 
 from fedsift.adam import AdamStep
+from fedsift.algorithms.buffers import BUFFERS, with_buffers
 from fedsift.algorithms.method import (
     Algorithm,
     Context,
@@ -38,11 +39,20 @@ from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits
 from fedsift.engine.client import LocalSteps, Trained, local_steps, one_thread, train_client
 from fedsift.engine.contract import Job
+from fedsift.errors import require_choice
 from fedsift.federation.round import apply_broadcast, run_id
 from fedsift.federation.snapshot import state_from
 from fedsift.flower.protocol import TrainReply, TrainRequest
 from fedsift.flower.store import NO_RECEIPT, ClientState, ClientStore, receipt_of
-from fedsift.task import Loss, RemoteClients, Task, Transform, check_model
+from fedsift.task import (
+    Loss,
+    RemoteClients,
+    Task,
+    Transform,
+    check_model,
+    check_task,
+    statistics_of,
+)
 from fedsift.task.samples import DatasetItems, as_data, size_of
 from fedsift.vector import Layout, State
 
@@ -64,6 +74,7 @@ def client_app(
     train: Train | None = None,
     loss: Loss = nn.functional.cross_entropy,
     transform: Transform | None = None,
+    buffers: str = "average",
     state_dir: Path | None = None,
 ) -> ClientApp:
     """Return a Flower ClientApp that trains with a fedsift algorithm.
@@ -83,11 +94,16 @@ def client_app(
         Returns a scalar, given the model's output and y.
     transform
         Applied to the inputs of each training batch; not used by ``train``.
+    buffers
+        What happens to running statistics, as in the server's :class:`FedSift`.
     state_dir
         Folder for the client's state between rounds; by default ``fedsift`` in Flower's folder.
 
     """
-    trainer = ClientTrainer(make_model, load_data, algorithm, train, loss, transform, state_dir)
+    require_choice("buffers", buffers, BUFFERS)
+    trainer = ClientTrainer(
+        make_model, load_data, algorithm, train, loss, transform, buffers, state_dir
+    )
     app = ClientApp()
 
     @app.train()
@@ -108,6 +124,7 @@ class ClientTrainer:
     train: Train | None
     loss: Loss
     transform: Transform | None
+    buffers: str
     state_dir: Path | None
 
     def reply_to(self, message: Message, context: NodeContext) -> TrainReply:
@@ -135,11 +152,14 @@ class ClientTrainer:
         """Update the client's state, train if it is in the cohort, and store the new state."""
         model = self.make_model()
         check_model(model)
-        layout = algorithm.layout_for(Layout.of(model))
+        is_frozen = self.buffers == "frozen"
+        layout = Layout.of(model).with_buffers(model, () if is_frozen else statistics_of(model))
+        algorithm = with_buffers(algorithm, layout, self.buffers)
+        layout = algorithm.layout_for(layout)
         check_request(request, algorithm, layout)
         task = Task(
             model, self.loss, RemoteClients(clients, {}), None, request.batch_size or None,
-            request.seed, layout, self.transform,
+            request.seed, layout, self.transform, is_frozen=is_frozen,
         )  # fmt: skip
         store = ClientStore(self.folder() / request.run.hex() / f"client-{client}")
         stored = store.load(layout)
@@ -152,6 +172,8 @@ class ClientTrainer:
             return TrainReply(client, "absent")
         local = as_data("the client", self.load_data(client, clients), "cpu", layout.dtype)
         task = replace(task, clients=RemoteClients(clients, {client: local}))
+        if self.train is None:
+            check_other_buffers(replace(task, clients=[local]))
         loss, frame, stored = train_and_encode(request, algorithm, task, client, stored, steps)
         store.save(layout, stored)
         return TrainReply(client, "update", loss, size_of(local), frame=frame)
@@ -189,6 +211,19 @@ def partition_of(context: NodeContext) -> tuple[int, int]:
     return client, clients
 
 
+def check_other_buffers(task: Task) -> None:
+    """Refuse a model in which training changes other buffers than running statistics."""
+    known = task.layout.buffers.names if task.layout.buffers else statistics_of(task.model)
+    if all(name in known for name, _ in task.model.named_buffers()):
+        return
+    for name in check_task(task):
+        if name not in known:
+            raise ValueError(
+                f"training changes the buffer {name!r}: on Flower, only running statistics of "
+                "normalization layers can be trained"
+            )
+
+
 def train_and_encode(
     request: TrainRequest,
     algorithm: Algorithm,
@@ -223,8 +258,9 @@ def custom_steps(
     from fedsift.optim import Adam
 
     assert isinstance(job.phase.step, AdamStep)
-    task.layout.write(x.w[0], task.model)
-    task.model.train()
+    values = torch.cat([x.w[0], x.b[0]]) if task.layout.buffers else x.w[0]
+    task.layout.write(values, task.model)
+    task.train_mode(task.model)
     parameters = (p for p in task.model.parameters() if p.requires_grad)
     optimizer = Adam(parameters, **asdict(job.phase.step))
     optimizer.load_moments(x.m[0], x.v[0])
@@ -232,7 +268,8 @@ def custom_steps(
     given = data.dataset if isinstance(data, DatasetItems) else data
     loss = train(task.model, optimizer, given, config)
     m, v = optimizer.moments()
-    end = x.replace(w=task.layout.read(task.model), m=m, v=v)
+    w, b = task.layout.split(task.layout.read(task.model))
+    end = x.replace(w=w, m=m, v=v, **({"b": b} if task.layout.buffers else {}))
     trained = end.map(lambda t: t[None].to(x.w) if t.dim() == 1 else t)
     return Trained(trained, job.memory[client], float(loss))
 
@@ -247,8 +284,8 @@ def check_request(request: TrainRequest, algorithm: Algorithm, layout: Layout) -
     seed, batch_size = request.seed, request.batch_size or None
     if request.run != run_id(layout, algorithm, seed, batch_size, request.weights):
         raise ValueError(
-            "the server's model has different parameters than this client's: pass "
-            "fedsift.flower.arrays_of(model) to the server"
+            "the server's model has different parameters than this client's, or another setting "
+            "buffers: pass fedsift.flower.arrays_of(model) to the server"
         )
 
 

@@ -53,12 +53,11 @@ def server() -> ServerApp:
         from fedsift.flower.arrays import arrays_of, vector_from_arrays
         from fedsift.flower.strategy import FedSift
         from fedsift.models import build
-        from fedsift.vector import Layout
 
         config = config_of(context)
         dataset = load(config.dataset)
         model = build(config.model, dataset.shape, config.seed, dataset.dtype)
-        layout = Layout.of(model)
+        layout, _ = vector_from_arrays(arrays_of(model))
         clients = RemoteClients(0, {})
         task = Task(model, dataset.loss, clients, dataset.test, None, config.seed, layout)
         engine = Reference(task)
@@ -76,6 +75,7 @@ def server() -> ServerApp:
             participation=config.participation,
             min_clients=config.min_clients,
             max_norm_ratio=config.max_norm_ratio,
+            buffers=config.buffers,
             seed=config.seed,
             dataset=config.dataset,
             model=config.model,
@@ -114,6 +114,7 @@ def client() -> ClientApp:
             load_data,
             config.make_algorithm(),
             loss=dataset.loss,
+            buffers=config.buffers,
         )
         return inner_app(message, context)
 

@@ -12,8 +12,10 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 from torch import Tensor, nn
 
+from fedsift.algorithms.buffers import BUFFERS, with_buffers
 from fedsift.algorithms.method import Algorithm
 from fedsift.algorithms.registry import require_own_rounds
+from fedsift.errors import require_choice
 from fedsift.federation.cohort import check_cohort
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import MAX_SAMPLES
@@ -57,6 +59,9 @@ class FedSift(Strategy):
         Reject an update if the L2 norm of its W is more than this many times the usual norm in this
         and recent rounds. The limit for M is twice that, for V the square of the limit for M.
         0 or None disables the bound.
+    buffers
+        What happens to running statistics, such as those of batch normalization: ``"average"``,
+        ``"local"`` or ``"frozen"``, as in :func:`fedsift.simulate`. The clients must use the same.
     enough
         Close the round after this many valid updates. None waits for every client.
     wait
@@ -82,6 +87,7 @@ class FedSift(Strategy):
         participation: float = 1.0,
         min_clients: int = 1,
         max_norm_ratio: float | None = MAX_NORM_RATIO,
+        buffers: str = "average",
         enough: int | None = None,
         wait: float = 300.0,
         seed: int = 0,
@@ -99,6 +105,7 @@ class FedSift(Strategy):
         check_cohort(clients, participation, min_clients)
         check_max_norm_ratio(max_norm_ratio)
         check_weights(weights)
+        require_choice("buffers", buffers, BUFFERS)
         require_own_rounds(algorithm)
         if enough is not None and not max(1, min_clients) <= enough <= clients:
             least = max(1, min_clients)
@@ -107,7 +114,7 @@ class FedSift(Strategy):
         self.batch_size, self.max_samples, self.weights = batch_size, max_samples, weights
         self.seed, self.participation = seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
-        self.max_norm_ratio = float(max_norm_ratio or 0)
+        self.max_norm_ratio, self.buffers = float(max_norm_ratio or 0), buffers
         self.path, self.dataset, self.model = Path(folder), dataset, model
         self.partition, self.theta = partition, theta
         self.run: DeployedRun | None = None
@@ -173,6 +180,7 @@ class FedSift(Strategy):
             participation=self.participation,
             min_clients=self.min_clients,
             max_norm_ratio=self.max_norm_ratio,
+            buffers=self.buffers,
             wire="flower",
             seed=self.seed,
             device="cpu",
@@ -192,12 +200,15 @@ class FedSift(Strategy):
         """Return the run in the folder, ready for its next round."""
         # The clients have the model and the data. The server knows only their layout and number.
         loss, clients = nn.functional.cross_entropy, RemoteClients(self.clients, {})
-        layout = self.algorithm.layout_for(layout)
+        if self.buffers == "frozen":
+            layout, w = layout.without_buffers(), layout.split(w)[0]
+        algorithm = with_buffers(self.algorithm, layout, self.buffers)
+        layout = algorithm.layout_for(layout)
         task = Task(nn.Module(), loss, clients, None, self.batch_size, self.seed, layout)
         engine = RemoteEngine(evaluate_fn, self.enough, Result())
         federation = Deployment(
             task,
-            self.algorithm,
+            algorithm,
             engine,
             self.participation,
             min_clients=self.min_clients,

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedsift.data.text import CONTEXT
 from fedsift.models.convnets import cnn, small_cnn, vgg11
-from fedsift.models.resnet import resnet18
+from fedsift.models.resnet import resnet18, resnet18_bn
 from fedsift.models.transformer import char_transformer, vit_tiny
 from fedsift.models.user_factory import build_from_factory
 from fedsift.seeding import torch_seed
@@ -30,6 +30,7 @@ MODELS: dict[str, ModelEntry] = {
     "small-cnn": ModelEntry(small_cnn, (1, 8, 8)),
     "vgg11": ModelEntry(vgg11, (3, 32, 32)),
     "resnet18": ModelEntry(resnet18, (3, 32, 32)),
+    "resnet18-bn": ModelEntry(resnet18_bn, (3, 32, 32)),
     "vit-tiny": ModelEntry(vit_tiny, (3, 32, 32)),
     "char-transformer": ModelEntry(char_transformer, (CONTEXT,)),
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
-from fedsift.algorithms import normalized, settings_of
+from fedsift.algorithms import normalized_name, settings_of
 from fedsift.errors import ConfigError
 from fedsift.federation.cohort import cohort_size
 from fedsift.runs.config import RunConfig, with_user_data
@@ -85,7 +85,7 @@ def configs_of(algorithms: Sequence[str], values: Mapping[str, Any]) -> list[Run
     [{'lr': 0.01}, {'density': 0.1, 'lr': 0.01}]
     """
     values = with_user_data(values)
-    names = [normalized(name.strip()) for name in algorithms]
+    names = [normalized_name(name.strip()) for name in algorithms]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"{twice} is listed twice")
     known = {name: settings_of(name) for name in names}

@@ -11,7 +11,8 @@ from typing import Any, cast
 import tomli_w
 import torch
 
-from fedsift.algorithms import Algorithm, Method, find, for_rounds, normalized
+from fedsift.algorithms import Algorithm, Method, find, for_rounds, normalized_name
+from fedsift.algorithms.buffers import BUFFERS
 from fedsift.algorithms.settings import GivenSetting, written
 from fedsift.data import DATASETS, shape_of
 from fedsift.errors import ConfigError, require_choice
@@ -47,6 +48,7 @@ class RunConfig:
     dropout: float = 0.0
     min_clients: int = 0
     max_norm_ratio: float = MAX_NORM_RATIO
+    buffers: str = "average"
     wire: str = "count"
     seed: int = 0
     device: str = "auto"
@@ -65,7 +67,7 @@ class RunConfig:
         types = {f.name: str(f.type) for f in fields(cls) if f.name != "settings"}
         common = {key: as_type(key, values[key], types[key]) for key in values if key in types}
         if "algorithm" in common:
-            common["algorithm"] = normalized(common["algorithm"])
+            common["algorithm"] = normalized_name(common["algorithm"])
         for key in common.keys() & {"dataset", "model"}:
             if not is_user_code(common[key]):
                 common[key] = common[key].replace("_", "-")
@@ -81,6 +83,7 @@ class RunConfig:
         """Refuse unknown names, except those of the data and model of a Flower app."""
         find(self.algorithm)
         require_choice("device", self.device, DEVICES)
+        require_choice("buffers", self.buffers, BUFFERS)
         require_choice("weights", self.weights, ("auto", *WEIGHTS))
         if self.wire != "flower":
             if not is_user_code(self.dataset):

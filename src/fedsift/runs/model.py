@@ -19,7 +19,7 @@ def save_model(folder: RunFolder, federation: Federation, snapshot: Snapshot) ->
     about = {"round": snapshot.round, "layout": task.layout.fingerprint()}
     model = copy.deepcopy(task.model)
     if not any(True for _ in model.parameters()):
-        save_tensors(folder.model_file, task.layout.unflatten(w), about)
+        save_tensors(folder.model_file, task.layout.named(w), about)
         return
     task.layout.write(w, model)
     # Clones, because tied parameters share memory and a safetensors file does not.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +77,7 @@ def check_output(model: nn.Module, dataset: Dataset, name: str, loss: Loss) -> N
     largest = torch.full_like(y[:2], max(int(y.max()), int(tested.max())))
     try:
         with torch.no_grad():
-            loss(model(x[:2]), largest)
+            loss(copy.deepcopy(model)(x[:2]), largest)  # a copy, as buffers may change
     except Exception as problem:  # a user's model may raise anything
         raise ConfigError(
             f"the output of model {name!r} does not fit labels from 0 to {int(largest.max())}: "

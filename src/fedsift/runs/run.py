@@ -45,6 +45,7 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
             dropout=config.dropout,
             min_clients=config.min_clients,
             max_norm_ratio=config.max_norm_ratio,
+            buffers=config.buffers,
             wire=config.wire,
             loss=parts.loss,
             seed=config.seed,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsift.codec.frame import Spec
 from fedsift.codec.inspect import bytes_by_part
-from fedsift.codec.update import Part, Update
+from fedsift.codec.update import PAYLOADS, Part, Update
 from fedsift.task import Task
 
 LOWEST, HIGHEST, PER_DECADE = -20, 4, 10
@@ -115,6 +115,8 @@ class Uploads:
             self.masks[roles].add(indices, has_samples)
         if has_samples:
             for role, coded in part.values.items():
+                if role in PAYLOADS:
+                    continue
                 counted = magnitudes_of(coded.restore())
                 self.magnitudes[role] = self.magnitudes.get(role, 0) + counted
 

@@ -7,7 +7,7 @@
 - ``user_code.py``: functions of the user's own modules
 """
 
-from fedsift.task.checks import check_model, check_task
+from fedsift.task.checks import check_model, check_no_statistics, check_task, statistics_of
 from fedsift.task.samples import Data
 from fedsift.task.task import (
     Epochs,
@@ -18,6 +18,7 @@ from fedsift.task.task import (
     Transform,
     all_finite,
     has_hooks,
+    has_statistics,
     sample_without_replacement,
 )
 from fedsift.task.weights import WEIGHTS, Weights, check_weights, weight_of
@@ -34,9 +35,12 @@ __all__ = [
     "Weights",
     "all_finite",
     "check_model",
+    "check_no_statistics",
     "check_task",
     "check_weights",
     "has_hooks",
+    "has_statistics",
     "sample_without_replacement",
+    "statistics_of",
     "weight_of",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,38 +21,50 @@ from fedsift.task.samples import (
     sample_shapes,
     seeded_random,
 )
-from fedsift.task.task import Task, all_finite
+from fedsift.task.task import Task, all_finite, has_statistics
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise ValueError for a model that cannot be trained by averaging its parameters.
+    """Raise ValueError for a model whose parameters have no values yet, or no finite ones.
 
-    >>> check_model(nn.Sequential(nn.BatchNorm1d(2)))
+    >>> check_model(nn.LazyLinear(2))
     Traceback (most recent call last):
     ...
-    ValueError: layer '0' keeps running statistics, which cannot be averaged over clients: ...
+    ValueError: 'weight' of a lazy layer has no shape yet: call the model once on a sample ...
     """
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
             raise ValueError(
-                f"parameter {name!r} of a lazy layer has no shape yet: "
+                f"{name!r} of a lazy layer has no shape yet: "
                 "call the model once on a sample before training"
             )
+    for name, parameter in model.named_parameters():
         if parameter.requires_grad and not all_finite(parameter.detach()):
             raise ValueError(f"the initial weights are not finite: {name!r} contains NaN or inf")
+
+
+def check_no_statistics(model: nn.Module, command: str) -> None:
+    """Raise ValueError if a model has layers with running statistics.
+
+    >>> check_no_statistics(nn.BatchNorm1d(2), "advise")
+    Traceback (most recent call last):
+    ...
+    ValueError: advise does not take models with running statistics (layer ''): use GroupNorm ...
+    """
     for name, module in model.named_modules():
-        if getattr(module, "track_running_stats", False):
+        if has_statistics(module):
             raise ValueError(
-                f"layer {name!r} keeps running statistics, which cannot be averaged over clients: "
-                "use GroupNorm, or track_running_stats=False"
+                f"{command} does not take models with running statistics (layer {name!r}): "
+                "use GroupNorm or track_running_stats=False"
             )
 
 
-def check_task(task: Task) -> None:
-    """Raise ValueError if the model or the loss cannot be computed on the data.
+def check_task(task: Task) -> tuple[str, ...]:
+    """Check that the model and the loss can be computed on the data.
 
     Both are tried on two samples of the first client, of each client whose samples have another
-    shape, and of the test set. The class labels of all clients are checked.
+    shape or whose batches have another size, and of the test set. The class labels of all clients
+    are checked. Returns the names of the buffers that training changes.
 
     >>> from fedsift.vector import Layout
     >>> x, y = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
@@ -62,34 +74,52 @@ def check_task(task: Task) -> None:
     ...
     ValueError: client 0 has the label 2, but the model's output has 2 classes: ...
     """
-    model, tried, output = copy.deepcopy(task.model).train(), set(), None
+    model, tried, output = task.train_mode(copy.deepcopy(task.model)), set(), None
+    before = {name: (x, x._version, x.clone()) for name, x in model.named_buffers()}
     for client, data in enumerate(task.clients):
-        name = f"client {client}"
-        shapes = sample_shapes(data) if isinstance(data, tuple) else ()
-        if shapes not in tried:
-            output = _try_samples(name, task, data, model)
-            tried.add(shapes)
+        name, number = f"client {client}", min(2, task.batch_of(client))
+        kind = number, sample_shapes(data) if isinstance(data, tuple) else ()
+        if kind not in tried:
+            output = _try_samples(name, task, data, model, number)
+            tried.add(kind)
         if isinstance(data, tuple):
             _check_labels(name, task, data[1], output)
-    _check_buffers(task.model, model)
+    changed = _changed_buffers(model, before)
+    if changed and task.is_frozen:
+        raise ValueError(
+            f"training changes the buffer {changed[0]!r}, which is not one of a normalization "
+            "layer and cannot be frozen: use buffers='average' or 'local'"
+        )
     if task.test is not None:
         _try_samples("the test set", task, task.test, model.eval())
+    return changed
 
 
-def _check_buffers(before: nn.Module, after: nn.Module) -> None:
-    """Raise ValueError if a forward pass in training mode has changed a buffer."""
-    old = dict(before.named_buffers())
-    for name, buffer in after.named_buffers():
-        if not torch.equal(buffer, old[name]):
-            raise ValueError(
-                f"training changes the buffer {name!r}, which is not a parameter: "
-                "it would stay on the client and not be averaged"
-            )
+def statistics_of(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the buffers of normalization layers with running statistics.
+
+    >>> statistics_of(nn.Sequential(nn.BatchNorm1d(2)))
+    ('0.running_mean', '0.running_var', '0.num_batches_tracked')
+    """
+    owners = {name for name, module in model.named_modules() if has_statistics(module)}
+    return tuple(name for name, _ in model.named_buffers() if name.rpartition(".")[0] in owners)
 
 
-def _try_samples(owner: str, task: Task, data: Data, model: nn.Module) -> object:
-    """Return the model's output for two samples. Raise ValueError if it or the loss fails."""
-    x, y = first_samples(data)
+def _changed_buffers(
+    model: nn.Module, before: Mapping[str, tuple[Tensor, int, Tensor]]
+) -> tuple[str, ...]:
+    """Return the buffers that were written to, even if with the same values, or replaced."""
+    changed = []
+    for name, now in model.named_buffers():
+        old, version, values = before[name]
+        if now is not old or now._version != version or not torch.equal(now, values):
+            changed.append(name)
+    return tuple(changed)
+
+
+def _try_samples(owner: str, task: Task, data: Data, model: nn.Module, number: int = 2) -> object:
+    """Return the model's output for some samples. Raise ValueError if it or the loss fails."""
+    x, y = first_samples(data, number)
     device = device_of((x, y))
     with seeded_random(0, device):
         if model.training and task.transform is not None:

@@ -73,6 +73,7 @@ class Task:
 
     ``transform`` is applied to the inputs of each training batch. ``num_workers`` processes fetch
     the items of Datasets ahead of their use; with 0, the training process fetches them.
+    ``is_frozen`` keeps normalization layers with running statistics in evaluation mode.
     """
 
     model: nn.Module
@@ -84,11 +85,21 @@ class Task:
     layout: Layout
     transform: Transform | None = None
     num_workers: int = 0
+    is_frozen: bool = False
 
     @property
     def device(self) -> torch.device:
         """The device of the clients' data."""
         return device_of(self.clients[0])
+
+    def train_mode(self, model: nn.Module) -> nn.Module:
+        """Set a model to training mode, except for its frozen layers, and return it."""
+        model.train()
+        if self.is_frozen:
+            for module in model.modules():
+                if has_statistics(module):
+                    module.eval()
+        return model
 
     def is_live(self, client: int) -> bool:
         """Whether a client's batches are made anew at every use: fetched or transformed."""
@@ -128,8 +139,9 @@ class Task:
         return generator.random((steps, self.batch_of(client)))
 
     def gradient(self, w: Tensor, x: Tree, y: Tree) -> Tensor:
-        """Return the gradient ``(d,)`` of the loss on (x, y) at weights w ``(d,)``.
+        """Return the gradient of the loss on (x, y) at w: weights ``(d,)``, and buffers after them.
 
+        Without buffers in w, the model's own are used.
         The model is in evaluation mode. If x or y requires gradients, the result can be
         differentiated with respect to them.
         """
@@ -137,7 +149,7 @@ class Task:
         point = w if w.requires_grad else w.detach().requires_grad_()
         is_differentiable = any(leaf.requires_grad for leaf in leaves_of((x, y)))
         with torch.enable_grad():
-            named = self.layout.unflatten(point)
+            named = self.layout.named(point)
             output = functional_call(self.model, named, *model_arguments(x))
             (gradient,) = torch.autograd.grad(
                 self.loss(output, y), point, create_graph=is_differentiable
@@ -190,6 +202,15 @@ def all_finite(*tensors: Tensor) -> bool:
     False
     """
     return bool(torch.stack([torch.isfinite(x).all() for x in tensors]).all())
+
+
+def has_statistics(module: nn.Module) -> bool:
+    """Whether a module is a normalization layer with running statistics.
+
+    >>> has_statistics(nn.BatchNorm2d(3)), has_statistics(nn.GroupNorm(1, 3))
+    (True, False)
+    """
+    return getattr(module, "running_mean", None) is not None
 
 
 def has_hooks(module: nn.Module) -> bool:

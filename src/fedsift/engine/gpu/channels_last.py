@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from fedsift.engine.gpu.layers import Weight
+from fedsift.engine.gpu.weight import Weight
 from fedsift.vector import Layout
 
 ALIGNMENT = 16

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsift.engine.gpu.stacked_task import StackedTask
 from fedsift.task import Loss
-from fedsift.task.samples import Tree, map_tree, select_rows
+from fedsift.task.samples import map_tree, select_rows
 from fedsift.vector import State
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ class StackBuffers:
     """The state, gradients and losses of the clients in a stack, overwritten by every step.
 
     ``low_precision`` holds the weights in the number format of the matrix products. It is the
-    weights themselves if they already have that format.
+    weights themselves if they already have that format. ``b`` are the buffers that training
+    changes, ``(clients, 0)`` if there are none.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class StackBuffers:
         lengths = {name: dict(layout.lengths).get(name, length) for name in task.names}
         self.x = State(**{name: like.new_zeros(clients, n) for name, n in lengths.items()})
         self.low_precision = self.x.w if dtype in (None, like.dtype) else self.x.w.to(dtype)
+        self.b = self.x.b if layout.buffers else like.new_zeros(clients, 0)
         self.gradient = torch.zeros_like(self.x.w)
         self.loss = like.new_zeros(clients)
 
@@ -77,6 +79,7 @@ class LayerGradients:
         self.task, self.network = task, network
         self.pack, self.unpack = layout.pack, layout.unpack
         self.weights = layout.weights(buffers.x.w, buffers.low_precision, buffers.gradient)
+        self.statistics = task.views(buffers.b)
 
     def compute(self, rows: Tensor) -> None:
         """Set the gradients to those of the given rows of the data, and add up the losses."""
@@ -84,7 +87,7 @@ class LayerGradients:
         data = self.task.network_data.index_select(0, flat)
         labels = self.task.labels.index_select(0, flat)
         data, labels = (x.view(*rows.shape, *x.shape[1:]) for x in (data, labels))
-        output = self.network(data, self.weights).contiguous()
+        output = self.network(data, self.weights, self.statistics).contiguous()
         if self.task.has_class_labels and output.dim() == 3 and output[0].numel() <= MAX_LOGITS:
             from fedsift.engine.gpu.layers import cross_entropy as fused_cross_entropy
 
@@ -131,21 +134,19 @@ class VmapGradients(FlatBuffers):
 
     def compute(self, rows: Tensor) -> None:
         """Set the gradients to those of the given rows of the data, and add up the losses."""
-        task, flat = self.task.task, rows.view(-1)
-        task.model.train()
+        task, flat, buffers = self.task.task, rows.view(-1), self.buffers
+        task.train_mode(task.model)
         selected = (select_rows(x, flat) for x in (self.task.data, self.task.labels))
         data, labels = (
             map_tree(lambda x: x.view(*rows.shape, *x.shape[1:]), tree) for tree in selected
         )
-        parameters = task.layout.unflatten(self.buffers.x.w)
-        gradients, losses = torch.vmap(grad_and_value(self._loss))(parameters, data, labels)
+        parameters = task.layout.unflatten(buffers.x.w)
+        compute = torch.vmap(grad_and_value(self.task.training_loss, has_aux=True))
+        gradients, (losses, b) = compute(parameters, buffers.b, data, labels)
         pieces = [gradients[name].flatten(1) for name in task.layout.names]
-        torch.cat(pieces, 1, out=self.buffers.gradient)
-        self.buffers.loss += losses
-
-    def _loss(self, parameters: dict[str, Tensor], data: Tree, labels: Tree) -> Tensor:
-        """Return one client's loss."""
-        return self.task.task.loss(self.task.model_output(parameters, data), labels)
+        torch.cat(pieces, 1, out=buffers.gradient)
+        buffers.loss += losses
+        buffers.b.copy_(b)
 
 
 def can_vmap(task: StackedTask, rows: Tensor) -> bool:
@@ -187,17 +188,18 @@ class StreamGradients(FlatBuffers):
 
     def _compute_client(self, place: int, rows: Tensor) -> None:
         """Write one client's gradient and loss to its row of the buffers."""
-        task, w = self.task.task, self.buffers.x.w[place]
+        task, w, b = self.task.task, self.buffers.x.w[place], self.buffers.b[place]
         data, labels = select_rows(self.task.data, rows), select_rows(self.task.labels, rows)
         parameters = {n: p.detach().requires_grad_() for n, p in self.task.parameters(w).items()}
-        task.model.train()
-        loss = task.loss(self.task.model_output(parameters, data), labels)
+        task.train_mode(task.model)
+        loss, changed = self.task.training_loss(parameters, b, data, labels)
         gradients = torch.autograd.grad(
             loss, tuple(parameters.values()), allow_unused=True, materialize_grads=True
         )
         flat = [g.to_dense().reshape(-1) if g.is_sparse else g.reshape(-1) for g in gradients]
         torch.cat(flat, out=self.buffers.gradient[place])
         self.buffers.loss[place] += loss.detach()
+        b.copy_(changed.detach())
 
 
 def new_stream() -> torch.cuda.Stream:

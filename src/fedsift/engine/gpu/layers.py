@@ -16,18 +16,7 @@ import torch
 from torch import Tensor
 
 from fedsift.engine.gpu import triton as kernels
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A parameter of every client ``(clients, ...)`` and the memory for its gradient.
-
-    ``low_precision`` is the value in the number format of the matrix products.
-    """
-
-    value: Tensor
-    low_precision: Tensor
-    gradient: Tensor
+from fedsift.engine.gpu.weight import Weight
 
 
 @dataclass(frozen=True)

@@ -33,23 +33,27 @@ class PointLosses(FlatBuffers):
 
     def losses_at(self, w: Tensor, data: Tree, labels: Tree) -> Tensor:
         """Return the loss of each client at its own weights ``(clients, d)``."""
+        b = self.buffers.b
         if self.network is not None:
             from fedsift.engine.gpu.network import UnsupportedModel
 
             try:
-                output = self.task.network_outputs(self.network, w, data)
+                output = self.task.network_outputs(self.network, w, b, data, is_training=True)
                 return client_losses(self.task.task.loss, output, labels).to(w)
             except UnsupportedModel:
                 self.network = None
-        self.task.task.model.train()
+        self.task.task.train_mode(self.task.task.model)
         if self.can_vmap:
-            return torch.vmap(self._loss)(w, data, labels).to(w)
-        clients = [map_tree(itemgetter(n), (w, data, labels)) for n in range(len(w))]
-        return torch.stack([self._loss(*client) for client in clients]).to(w)
+            losses, changed = torch.vmap(self._loss)(w, b, data, labels)
+        else:
+            clients = [map_tree(itemgetter(n), (w, b, data, labels)) for n in range(len(w))]
+            each = zip(*(self._loss(*client) for client in clients), strict=True)
+            losses, changed = (torch.stack(x) for x in each)
+        b.copy_(changed)
+        return losses.to(w)
 
-    def _loss(self, w: Tensor, data: Tree, labels: Tree) -> Tensor:
-        output = self.task.model_output(self.task.parameters(w), data)
-        return self.task.task.loss(output, labels)
+    def _loss(self, w: Tensor, b: Tensor, data: Tree, labels: Tree) -> tuple[Tensor, Tensor]:
+        return self.task.training_loss(self.task.parameters(w), b, data, labels)
 
 
 def require_no_dropout(model: nn.Module) -> None:

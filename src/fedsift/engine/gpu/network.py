@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from fedsift.engine.gpu.batch_norm import RunningStatistics, StackedBatchNorm, moments
 from fedsift.engine.gpu.layers import (
     StackedConvolution,
     StackedGroupNorm,
     StackedMaxPool,
-    Weight,
     Window,
 )
+from fedsift.engine.gpu.weight import Weight
 from fedsift.task import has_hooks
 from fedsift.vector import Layout
 
@@ -35,8 +36,10 @@ class StackedNetwork:
     Raises :class:`UnsupportedModel` for a model with other layers than those listed in LAYERS.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, precision: str) -> None:
-        self.layout, self.precision = layout, precision
+    def __init__(
+        self, model: nn.Module, layout: Layout, precision: str, is_frozen: bool = False
+    ) -> None:
+        self.layout, self.precision, self.is_frozen = layout, precision, is_frozen
         if any(map(has_hooks, model.modules())):
             raise UnsupportedModel("it has hooks")
         try:
@@ -48,9 +51,16 @@ class StackedNetwork:
         self.with_relu = {node.args[0] for node in nodes if self._is_fusible_relu(node)}
         self._check()
 
-    def __call__(self, x: Tensor, weights: Mapping[str, Weight]) -> Tensor:
-        """Return the model's output ``(clients, batch, ...)``."""
+    def __call__(
+        self,
+        x: Tensor,
+        weights: Mapping[str, Weight],
+        buffers: Mapping[str, Tensor] | None = None,
+        is_training: bool = True,
+    ) -> Tensor:
+        """Return the model's output ``(clients, batch, ...)``; in training, overwrite buffers."""
         anchor = torch.empty((), device=x.device, requires_grad=True)
+        given = Given(weights, buffers or {}, is_training, anchor)
         values: dict[fx.Node, Any] = {}
         for node in self.traced.graph.nodes:
             inputs = [values[arg] if isinstance(arg, fx.Node) else arg for arg in node.args]
@@ -59,7 +69,7 @@ class StackedNetwork:
             elif node.op == "output" or (self._is_relu(node) and node.args[0] in self.with_relu):
                 values[node] = inputs[0]  # the layer before it has already applied the ReLU
             elif node.op == "call_module":
-                call = LayerCall(self, str(node.target), weights, anchor, node in self.with_relu)
+                call = LayerCall(self, str(node.target), given, node in self.with_relu)
                 values[node] = call(*inputs)
             else:
                 values[node] = FUNCTIONS[node.target](*inputs)
@@ -113,13 +123,22 @@ class StackedNetwork:
 
 
 @dataclass(frozen=True)
+class Given:
+    """What a call of a network is given besides its input, and the anchor of its gradients."""
+
+    weights: Mapping[str, Weight]
+    buffers: Mapping[str, Tensor]
+    is_training: bool
+    anchor: Tensor
+
+
+@dataclass(frozen=True)
 class LayerCall:
-    """One use of a layer: its name, the parameters, and whether to apply a ReLU."""
+    """One use of a layer: its name, what the network was given, and whether to apply a ReLU."""
 
     network: StackedNetwork
     name: str
-    weights: Mapping[str, Weight]
-    anchor: Tensor
+    given: Given
     relu: bool
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -129,7 +148,21 @@ class LayerCall:
 
     def weight(self, name: str) -> Weight:
         """Return a parameter of the layer."""
-        return self.weights[f"{self.name}.{name}" if self.name else name]
+        return self.given.weights[self.path(name)]
+
+    def buffer(self, layer: nn.Module, name: str) -> Tensor:
+        """Return a buffer of the layer ``(clients, ...)``, or its own for all clients."""
+        found = self.given.buffers.get(self.path(name))
+        return layer.get_buffer(name)[None] if found is None else found
+
+    def path(self, name: str) -> str:
+        """Return the full name of one of the layer's tensors."""
+        return f"{self.name}.{name}" if self.name else name
+
+    @property
+    def anchor(self) -> Tensor:
+        """The tensor that keeps the layer in the graph of gradients."""
+        return self.given.anchor
 
 
 def convolution(call: LayerCall, layer: nn.Conv2d, x: Tensor) -> Tensor:
@@ -181,6 +214,38 @@ def group_norm(call: LayerCall, layer: nn.GroupNorm, x: Tensor) -> Tensor:
     return y
 
 
+def batch_norm(call: LayerCall, layer: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
+    """Batch normalization, with the statistics of each client's own batch while training."""
+    axes, channels = (5 if isinstance(layer, nn.BatchNorm2d) else 3), layer.num_features
+    if x.dim() != axes or x.shape[-1] != channels:
+        raise UnsupportedModel(f"normalization {layer}")
+    rows = x.flatten(1, -2).contiguous()
+    running = running_statistics(call, layer)
+    is_batch = running is None or (call.given.is_training and not call.network.is_frozen)
+    mean, variance = moments(rows) if running is None or is_batch else running.values()
+    if running is not None and is_batch:
+        if rows.shape[1] < 2 or len(running.mean) != len(x):
+            raise UnsupportedModel(f"normalization {layer} of one number, or of shared statistics")
+        running.update(mean, variance, rows.shape[1])
+    scale, bias = (call.weight(n) if layer.affine else None for n in ("weight", "bias"))
+    inverse_std = (variance + layer.eps).rsqrt()
+    y: Tensor = StackedBatchNorm.apply(  # type: ignore[no-untyped-call]
+        call.anchor, rows, scale, bias, mean, inverse_std, is_batch, call.relu
+    )
+    return y.view(x.shape)
+
+
+def running_statistics(
+    call: LayerCall, layer: nn.BatchNorm1d | nn.BatchNorm2d
+) -> RunningStatistics | None:
+    """Return a layer's running statistics; None if it has none."""
+    if layer.running_mean is None:
+        return None
+    mean, variance = call.buffer(layer, "running_mean"), call.buffer(layer, "running_var")
+    batches = call.buffer(layer, "num_batches_tracked")
+    return RunningStatistics(mean, variance, batches, layer.momentum)
+
+
 def average(call: LayerCall, layer: nn.AdaptiveAvgPool2d, x: Tensor) -> Tensor:
     """The mean over all pixels."""
     if layer.output_size not in (1, (1, 1)):
@@ -206,12 +271,16 @@ LAYERS: dict[type[nn.Module], Callable[[LayerCall, Any, Tensor], Tensor]] = {
     nn.Linear: linear,
     nn.MaxPool2d: max_pool,
     nn.GroupNorm: group_norm,
+    nn.BatchNorm1d: batch_norm,
+    nn.BatchNorm2d: batch_norm,
     nn.AdaptiveAvgPool2d: average,
     nn.Flatten: flatten,
     nn.ReLU: lambda call, layer, x: torch.relu(x),
     **dict.fromkeys((nn.Identity, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU), elementwise),
 }
-LAYERS_WITH_RELU = (nn.Conv2d, nn.Linear, nn.MaxPool2d, nn.GroupNorm)
+LAYERS_WITH_RELU = (
+    nn.Conv2d, nn.Linear, nn.MaxPool2d, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d
+)  # fmt: skip
 FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
     operator.add: operator.add,
     torch.add: operator.add,

@@ -242,7 +242,7 @@ class Follower:
     def answer(self, message: Message) -> None:
         """Train or score, and send the results."""
         if message.fields["do"] == "score":
-            (w,) = broadcast(self.empty_vector("w"))
+            (w,) = broadcast(self.task.layout.read(self.task.model))
             Message({"scores": score_share(self.trainer, w)}).send(self.channel)
             return
         job, layout, name = self.receive_job(message), self.task.layout, self.algorithm.name
