@@ -27,6 +27,7 @@ ROWS = (
     ("models",),
     ("runs",),
     ("report",),
+    ("api",),
     ("theory",),
     ("advise",),
     ("reproduce",),

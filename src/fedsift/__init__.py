@@ -15,8 +15,8 @@ from fedsift.errors import Diverged, RenamedModules, explain_renamed
 
 if TYPE_CHECKING:
     from fedsift import advise, algorithms, codec, data, models, schedules, theory
+    from fedsift.api import Result, rounds, simulate
     from fedsift.optim import Adam
-    from fedsift.simulation import Result, simulate
     from fedsift.vector import Layout, State
 
 __version__ = "0.1.0"
@@ -32,6 +32,7 @@ __all__ = [
     "codec",
     "data",
     "models",
+    "rounds",
     "schedules",
     "simulate",
     "theory",
@@ -40,9 +41,10 @@ __all__ = [
 HOMES = {
     "Adam": "optim",
     "Layout": "vector",
-    "Result": "simulation",
+    "Result": "api",
     "State": "vector",
-    "simulate": "simulation",
+    "rounds": "api",
+    "simulate": "api",
 }
 """Where a name is defined; the other names are modules."""
 

@@ -51,6 +51,8 @@ RENAMED = {
     "fedsift.runs.begin": "fedsift.runs.restore_run",
     "fedsift.runs.go": "fedsift.runs.train_rounds",
     "fedsift.runs.summarise": "fedsift.runs.run_summary",
+    "fedsift.simulation.Result": "fedsift.Result",
+    "fedsift.simulation.simulate": "fedsift.simulate",
     "fedsift.theory.Setting": "fedsift.theory.ConvergenceSetting",
     "fedsift.theory.advise": "fedsift.advise.advise",
     "fedsift.theory.calibration": "fedsift.advise.calibration",

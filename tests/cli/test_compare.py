@@ -76,7 +76,7 @@ def test_the_csv_agrees_with_the_metrics(comparison):
     for name, row in rows.items():
         history = history_of(out, name)
         accuracies = [r["accuracy"] for r in history]
-        reached = [r for r in history if r["accuracy"] >= TARGET][:1]
+        reached = [r for r in history[1:] if r["accuracy"] >= TARGET][:1]
         assert float(row["target"]) == TARGET
         assert float(row["best_accuracy"]) == max(accuracies)
         assert float(row["final_accuracy"]) == accuracies[-1]

@@ -60,11 +60,11 @@ def test_a_deployment_gives_the_same_bits_as_a_simulation(federation_of):
     assert "report:" in log
     result = simulated("fedadam-ssm", 3, 2)
     assert_same_bits(federation.run_folder, result.state)
-    for real, simulation in zip(federation.history(), result.history, strict=True):
+    for real, simulation in zip(federation.history(), result.history[1:], strict=True):
         same = ("round", "clients", "rejected", "train_loss", "uplink_bytes", "uplink_bits_paper")
         assert {k: real[k] for k in same} == {k: simulation[k] for k in same}
     # Requests of round 2 carry the broadcast that the simulation counts in round 1.
-    assert federation.history()[1]["downlink_bytes"] == result.history[0]["downlink_bytes"]
+    assert federation.history()[1]["downlink_bytes"] == result.history[1]["downlink_bytes"]
     assert (federation.run_folder / "report.html").exists()
     assert_refused(federation, intruders)
 
@@ -77,7 +77,8 @@ def start_intruders(federation):
     federation.start(
         "plaintext",
         ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{federation.port}",
-         "--max-retries", "1", "--host", "127.0.0.1", "--port", str(free_port())],
+         "--max-retries", "1", "--isolation", "process",
+         "--host", "127.0.0.1", "--port", str(free_port())],
     )  # fmt: skip
     return [federation.processes[name] for name in ("stranger", "plaintext")]
 

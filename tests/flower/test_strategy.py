@@ -105,7 +105,7 @@ def test_every_method_gives_the_same_bits_as_a_simulation(name, place):
     assert torch.equal(result.layout.read(model), result.weights)
     assert torch.equal(vector_from_arrays(strategy.run.result.arrays)[1], result.weights)
     assert [r["uplink_bytes"] for r in place.history()] == [
-        pytest.approx(r["uplink_bytes"]) for r in result.history
+        pytest.approx(r["uplink_bytes"]) for r in result.history[1:]
     ]
 
 

@@ -109,7 +109,7 @@ def test_copies_of_a_run_count_once(runs, tmp_path, monkeypatch, capsys):
     assert "half is left out" in said
     assert "2 runs" in said
     (group,) = data_in(tmp_path / "r.html")["comparisons"]["comparison0"]["groups"]
-    assert [len(run["accuracy"]) for run in group["runs"]] == [ROUNDS, ROUNDS]
+    assert [len(run["accuracy"]) for run in group["runs"]] == [ROUNDS + 1, ROUNDS + 1]
 
 
 def test_runs_on_different_devices_are_separate_groups(runs, tmp_path):
@@ -158,9 +158,9 @@ def test_an_unfinished_run_is_shown_up_to_its_last_round(runs, tmp_path):
     for name in ("summary.json", "checkpoint.safetensors"):
         (half / name).unlink()
     lines = (half / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (half / "metrics.jsonl").write_text("".join(lines[:2]))
+    (half / "metrics.jsonl").write_text("".join(lines[:3]))
     run = read_run(half)
-    assert run.summary["final_accuracy"] == json.loads(lines[1])["accuracy"]
+    assert run.summary["final_accuracy"] == json.loads(lines[2])["accuracy"]
     write_report([run, *shown(runs, "fedadam-ssm-1")], tmp_path / "report.html", "half")
     assert f"2 of {ROUNDS}" in (tmp_path / "report.html").read_text()
 

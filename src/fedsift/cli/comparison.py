@@ -21,6 +21,7 @@ from fedsift.runs.compare import configs_of, csv_of, names_of, table_of
 from fedsift.runs.config import RunConfig
 from fedsift.runs.disk import replace_file
 from fedsift.runs.folder import RunFolder
+from fedsift.runs.records import last_round
 from fedsift.runs.run import federation_of, train_for_rank_zero, with_clients
 
 Run = tuple[RunFolder, RunConfig]
@@ -91,9 +92,9 @@ def train_all(runs: Sequence[Run], command: str) -> None:
 def compare_runs(path: Path, runs: Sequence[Run], target: float, parameters: int) -> None:
     """Print the table of a comparison, and write its CSV file, figure and report."""
     histories = {config.algorithm: folder.history() for folder, config in runs}
-    if not any(histories.values()):
+    shown = [read_run(f.path) for f, config in runs if last_round(histories[config.algorithm])]
+    if not shown:
         raise Diverged("every algorithm diverged; try a smaller --lr")
-    shown = [read_run(folder.path) for folder, config in runs if histories[config.algorithm]]
     rows = table_of(histories, target)
     config = runs[0][1]
     title = f"{config.dataset}, {config.partition}: MB per client to {100 * target:.1f} %"

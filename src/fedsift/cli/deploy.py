@@ -1,9 +1,9 @@
-"""The command ``fedsift deploy demo``."""
+"""The commands ``fedsift deploy``."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -42,3 +42,28 @@ def demo(
 
     options = {"algorithm": algorithm, "out": out, "data_dir": data_dir, **given}
     start_demo(config, options, defaults=DEMO, fixed=DEPLOYED)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def superexec(
+    context: typer.Context,
+    *,
+    preload: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE", help="Import this module once, too. May be repeated."),
+    ] = None,
+) -> None:
+    """Run Flower's SuperExec, with tasks that need not import PyTorch again.
+
+    Takes the options of `flower-superexec`, for a SuperNode or SuperLink that was started with
+    `--isolation process`. Each message still has its own process, but it is forked from one that
+    has imported PyTorch, fedsift and the preloaded modules. Requires Flower; not for Windows.
+
+    Example: `fedsift deploy superexec --runtime-api-address 127.0.0.1:9094 --insecure`
+    """
+    from fedsift.cli.demo import require_flower
+
+    require_flower()
+    from fedsift.flower.warm import run_superexec
+
+    run_superexec(context.args, preload or ())

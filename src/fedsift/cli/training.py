@@ -26,6 +26,7 @@ from fedsift.report.collect import ReportedRun, read_run
 from fedsift.report.html import write_report
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
+from fedsift.runs.records import last_round
 from fedsift.runs.run import (
     RestoredRun,
     federation_of,
@@ -110,7 +111,7 @@ def train_with_progress(
 ) -> list[Record]:
     """Train the remaining rounds, show each, and return the records of all rounds."""
     history: list[Record] = []
-    finished = len(restored.history)
+    finished = last_round(restored.history)
     rounds = train_rounds(folder, federation, restored, config.rounds)
     parameters = federation.task.layout.d
     with run_progress(config, parameters, finished) as show, closing(rounds):
@@ -135,7 +136,7 @@ def explained_interruption(folder: RunFolder, command: str) -> Iterator[None]:
     except (OSError, WorkerDied) as problem:
         raise type(problem)(f"{problem}; continue with: {command}") from None
     except Diverged as problem:
-        rounds = len(folder.history())
+        rounds = last_round(folder.history())
         saved = f"; the checkpoint of round {rounds} is in {folder.path}" if rounds else ""
         raise Diverged(f"{problem}{saved}; try a smaller --lr") from None
     except TooFewClients as problem:

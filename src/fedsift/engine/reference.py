@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsift.engine.client import Trainer, one_thread
 from fedsift.engine.contract import ClientResult, Job
-from fedsift.engine.scoring import num_chunks, total_score
+from fedsift.engine.scoring import Score, num_chunks, total_score
 from fedsift.task import Task
 
 
@@ -30,6 +30,10 @@ class Reference:
 
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
         """Return accuracy (for class labels) and mean loss on the test set."""
-        with one_thread():
-            scores = [self.trainer.score(w, chunk) for chunk in range(num_chunks(self.task))]
+        scores = [self.score(w, chunk) for chunk in range(num_chunks(self.task))]
         return total_score(self.task, scores)
+
+    def score(self, w: Tensor, chunk: int) -> Score:
+        """Return the score of weights w on a chunk of the test set."""
+        with one_thread():
+            return self.trainer.score(w, chunk)

@@ -5,13 +5,14 @@ cohort → local training → frames → checks → weighted mean → broadcast 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsift.algorithms.buffers import keeps_buffers, own_buffers
 from fedsift.algorithms.method import (
@@ -28,6 +29,7 @@ from fedsift.codec.limits import Limits
 from fedsift.codec.update import Parts, Update, WeightedSum, accumulate
 from fedsift.codec.wire import COUNTED, Wire
 from fedsift.engine.contract import Engine, Job, Received, Results
+from fedsift.engine.evaluation import NOTHING_ELSE, Evaluation
 from fedsift.errors import Diverged, TooFewClients
 from fedsift.federation.cohort import cohort_size
 from fedsift.federation.inbox import Inbox, OnUpload, ignore_uploads
@@ -64,6 +66,8 @@ class Federation:
         How messages travel. Some wires only compute sizes, others encode and decode frames.
     on_upload
         Called with every upload that is merged. It cannot change the training.
+    evaluation
+        What is measured of the global model besides its accuracy and loss, and how often.
     max_samples
         The largest number of samples that a remote client may report, if its weight depends on it.
     max_norm_ratio
@@ -86,6 +90,7 @@ class Federation:
     max_samples: int = MAX_SAMPLES
     max_norm_ratio: float | None = MAX_NORM_RATIO
     weights: Weights | None = None
+    evaluation: Evaluation = NOTHING_ELSE
 
     def __post_init__(self) -> None:
         check_weights(self.weights)
@@ -126,6 +131,19 @@ class Federation:
             return values
         w, b = self.task.layout.split(values)
         return torch.cat([w, own_buffers(b, snapshot.client_memory[client])[0]])
+
+    def trained_model(self, snapshot: Snapshot) -> nn.Module:
+        """Return a copy of the model with the weights to evaluate, in evaluation mode."""
+        return self._model_with(self.model_weights(snapshot))
+
+    def client_model(self, snapshot: Snapshot, client: int) -> nn.Module:
+        """Return a copy of the model as a client uses it: with its own buffers, if it has any."""
+        return self._model_with(self.client_weights(snapshot, client))
+
+    def _model_with(self, w: Tensor) -> nn.Module:
+        model = copy.deepcopy(self.task.model)
+        self.task.layout.write(w, model)
+        return model.eval()
 
     def run_round(self, before: Snapshot) -> tuple[Snapshot, RoundReport]:
         """Run one round; return the snapshot after it and a report of what happened."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import secrets
 from pathlib import Path
 
 from cryptography import x509
@@ -32,6 +33,11 @@ def make_node_key(path: Path) -> None:
     )
     _write(path, _private_bytes(key, serialization.PrivateFormat.OpenSSH))
     _write(path.with_suffix(".pub"), public + b"\n")
+
+
+def make_secret(path: Path) -> None:
+    """Write the secret that a SuperExec shares with its SuperLink or SuperNode."""
+    _write(path, secrets.token_bytes(32))
 
 
 def _certificate(

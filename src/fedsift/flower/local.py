@@ -19,15 +19,17 @@ from types import TracebackType
 import tomli_w
 
 from fedsift.errors import WorkerDied
-from fedsift.flower.keys import LOOPBACK, make_certificates, make_node_key
+from fedsift.flower.keys import LOOPBACK, make_certificates, make_node_key, make_secret
 
 READY_SECONDS = 60
 GRACE_SECONDS = 10
+EXECUTOR = "-superexec"
+"""A SuperExec has the name of its SuperLink or SuperNode with this suffix."""
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
     "OMP_NUM_THREADS": "1",
 }
 """No telemetry and no installation; one thread per client, as several share the machine."""
@@ -39,11 +41,16 @@ class ProcessFailed(WorkerDied):
 
 @dataclass
 class LocalFederation:
-    """Starts the processes of a federation, and ends all of them at the end of the block."""
+    """Starts the processes of a federation, and ends all of them at the end of the block.
+
+    The SuperLink and each SuperNode have a SuperExec of fedsift's, which imports the modules
+    ``preload`` once for all messages.
+    """
 
     folder: Path
     env: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
+    preload: Sequence[str] = ()
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     address: str = LOOPBACK
 
@@ -53,6 +60,7 @@ class LocalFederation:
         for old in (*self.folder.glob("state.db*"), *self.folder.glob("*.log")):
             old.unlink()  # files of earlier runs, with other keys
         make_certificates(self.folder, self.address)
+        make_secret(self.secret)
         self.port = self.port or free_port()
         superlink = {
             "address": f"{self.address}:{self.port}",
@@ -80,6 +88,11 @@ class LocalFederation:
         """Flower's own folder for this federation."""
         return self.folder / "home"
 
+    @property
+    def secret(self) -> Path:
+        """The file with which a SuperExec proves that it may run tasks."""
+        return self.folder / "superexec.secret"
+
     def start_superlink(self) -> None:
         """Start the SuperLink, to which all others connect, and wait until it listens."""
         self.start(
@@ -89,9 +102,25 @@ class LocalFederation:
              "--ssl-certfile", str(self.folder / "server.pem"),
              "--ssl-keyfile", str(self.folder / "server.key"),
              "--ssl-ca-certfile", str(self.folder / "ca.crt"),
-             "--disable-runtime-dependency-installation"],
+             "--disable-runtime-dependency-installation", *self.with_own_superexec()],
         )  # fmt: skip
+        certificates = ["--root-certificates", str(self.folder / "ca.crt")]
+        self.start_superexec("superlink", f"{self.address}:{self.port}", *certificates)
         self.wait_until(lambda: is_listening(self.address, self.port), "superlink")
+
+    def with_own_superexec(self) -> list[str]:
+        """Return the options with which Flower leaves its SuperExec to us."""
+        secret = ["--superexec-auth-secret-file", str(self.secret)]
+        return ["--isolation", "process", *secret]
+
+    def start_superexec(self, name: str, address: str, *options: str) -> None:
+        """Start the SuperExec of a SuperLink or SuperNode, with which it ends."""
+        command = [sys.executable, "-m", "fedsift", "deploy", "superexec"]
+        preload = [word for module in self.preload for word in ("--preload", module)]
+        secret = ["--superexec-auth-secret-file", str(self.secret)]
+        parent = ["--parent-pid", str(self.processes[name].pid)]
+        arguments = ["--runtime-api-address", address, *options, *parent, *secret]
+        self.start(f"{name}{EXECUTOR}", [*command, *preload, *arguments])
 
     def register(self, names: Iterable[str]) -> dict[str, Path]:
         """Create and register a key for each SuperNode; return the keys' paths by name."""
@@ -119,15 +148,17 @@ class LocalFederation:
 
         ``within`` is a command to run it in, such as ``env NAME=VALUE``.
         """
+        own = free_port()
         self.start(
             name,
             ["flower-supernode", "--superlink", f"{self.address}:{port or self.port}",
              "--root-certificates", str(self.folder / "ca.crt"),
              "--auth-supernode-private-key", str(key),
-             "--host", LOOPBACK, "--port", str(free_port()),
+             "--host", LOOPBACK, "--port", str(own), *self.with_own_superexec(),
              "--node-config", f"partition-id={partition} num-partitions={partitions}"],
             within,
         )  # fmt: skip
+        self.start_superexec(name, f"{LOOPBACK}:{own}", "--insecure")
 
     def run(self, app: Path, config: str = "", name: str = "run") -> None:
         """Start a run of the app in that folder. The process ends when the run does."""
@@ -184,8 +215,9 @@ class LocalFederation:
             time.sleep(0.1)
 
     def kill(self, *names: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """End processes and all processes that they started."""
-        ending = [self.processes.pop(name) for name in names]
+        """End processes, their SuperExecs, and all processes that they started."""
+        ended = [name for name in self.processes if name.removesuffix(EXECUTOR) in names]
+        ending = [self.processes.pop(name) for name in ended]
         # Look them up before their parents end: Flower starts some of them in their own sessions.
         started = descendants({process.pid for process in ending})
         for process in ending:

@@ -55,6 +55,7 @@ def curve(group: SeedGroup, xs: Sequence[Any], ys: Sequence[Any], hover: str, **
         "mode": "lines" if len(xs) > 1 else "markers",
         "x": xs,
         "y": ys,
+        "connectgaps": True,  # not every round may be evaluated
         "name": group.name,
         "legendgroup": group.name,
         "line": {"color": f"--c{group.color}", "dash": group.dash, "width": 2},

@@ -16,7 +16,8 @@ from fedsift.errors import ConfigError
 from fedsift.report.validation import METRICS, SUMMARY, UPLOADS, check_fields, check_lines
 from fedsift.runs.compare import dense_fedadam_bytes, megabytes, reached
 from fedsift.runs.config import read_values
-from fedsift.runs.folder import RunFolder
+from fedsift.runs.folder import RunFolder, column
+from fedsift.runs.records import last_round, trained_rounds
 from fedsift.simulation import Record
 
 NOT_A_METHOD = ("seed", "tensorboard")
@@ -37,6 +38,11 @@ class ReportedRun:
     uploads: Sequence[Mapping[str, Any]] = ()
     labels: Sequence[Sequence[int]] = ()
     folder: str = ""
+
+    @property
+    def rounds(self) -> int:
+        """Number of finished rounds."""
+        return last_round(self.history)
 
     @property
     def algorithm(self) -> str:
@@ -80,9 +86,11 @@ class SeedGroup:
         return self.runs[0]
 
     @property
-    def length(self) -> int:
-        """Number of rounds that all runs have."""
-        return min(len(run.history) for run in self.runs)
+    def histories(self) -> list[Sequence[Record]]:
+        """The records of the rounds that all runs have, one list per run."""
+        first = max(run.history[0]["round"] for run in self.runs)
+        last = min(run.rounds for run in self.runs)
+        return [[r for r in run.history if first <= r["round"] <= last] for run in self.runs]
 
     def means(self, value: Callable[[Record], float | None]) -> list[float | None]:
         """Return the mean over the runs in each round; None if a run has no value."""
@@ -93,7 +101,7 @@ class SeedGroup:
 
     def columns(self, value: Callable[[Record], float | None]) -> list[list[float | None]]:
         """Return the values of each round, one per run."""
-        return [[value(run.history[n]) for run in self.runs] for n in range(self.length)]
+        return [list(map(value, records)) for records in zip(*self.histories, strict=True)]
 
 
 @dataclass
@@ -115,7 +123,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for path in paths:
         candidates = sorted(file.parent for file in path.rglob("config.toml"))
-        runs = [folder for folder in candidates if RunFolder(folder).history()]
+        runs = [folder for folder in candidates if last_round(RunFolder(folder).history())]
         if not runs:
             reason = "it has no finished round" if candidates else "it contains no run"
             raise ConfigError(f"cannot report on {path}: {reason}")
@@ -151,15 +159,15 @@ def read_run(path: Path) -> ReportedRun:
 def partial_summary(settings: Mapping[str, Any], history: Sequence[Record]) -> dict[str, Any]:
     """Return the summary of an unfinished run."""
     seconds = float(history[-1]["seconds"])
-    accuracies = [x for r in history if (x := r.get("accuracy")) is not None]
+    accuracies = column(trained_rounds(history), "accuracy")
     return {
         **settings,
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
         **{k: history[-1].get(k) for k in ("uplink_bits_paper", "uplink_bytes", "downlink_bytes")},
         "seconds": seconds,
-        "seconds_per_round": seconds / len(history),
-        "stopped_after": len(history),
+        "seconds_per_round": seconds / max(1, last_round(history)),
+        "stopped_after": last_round(history),
     }
 
 
@@ -191,7 +199,7 @@ def longest_runs(runs: Iterable[ReportedRun]) -> list[ReportedRun]:
     for run in runs:
         key = group_key(run), run.setting("seed")
         known = found.setdefault(key, run)
-        if len(run.history) > len(known.history):
+        if run.rounds > known.rounds:
             found[key] = run
     return list(found.values())
 

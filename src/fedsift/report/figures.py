@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -24,9 +23,11 @@ def accuracy_figure(
     by_traffic, by_rounds = figure.subplots(1, 2, sharey=True)
     styles = cycle(("-", "--", "-.", ":"))
     for (name, history), style in zip(histories.items(), styles, strict=False):
-        accuracy = [math.nan if (a := r["accuracy"]) is None else 100 * a for r in history]
-        by_traffic.plot([megabytes(r) for r in history], accuracy, style, label=name, linewidth=1.6)
-        by_rounds.plot([r["round"] for r in history], accuracy, style, linewidth=1.6)
+        tested = [r for r in history if r["accuracy"] is not None]
+        sent = [r for r in tested if r["round"]]  # round 0 sends nothing, and the scale is log
+        for axes, records, x in ((by_traffic, sent, megabytes), (by_rounds, tested, round_of)):
+            accuracy = [100 * r["accuracy"] for r in records]
+            axes.plot([x(r) for r in records], accuracy, style, label=name, linewidth=1.6)
     by_traffic.set(xscale="log", xlabel="uplink per client, MB", ylabel="test accuracy, %")
     by_rounds.set(xlabel="round")
     for axes in (by_traffic, by_rounds):
@@ -35,6 +36,13 @@ def accuracy_figure(
         if target is not None:
             axes.axhline(100 * target, color="0.4", linestyle=":", linewidth=1)
     figure.suptitle(title)
-    figure.legend(frameon=False, loc="outside lower center", ncols=5)
+    figure.legend(
+        *by_traffic.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=5
+    )
     for suffix in (".png", ".svg"):
         figure.savefig(path.with_suffix(suffix), dpi=150)
+
+
+def round_of(record: Record) -> float:
+    """Return the number of a record's round."""
+    return float(record["round"])

@@ -156,6 +156,7 @@ def curves_of(comparison: Comparison) -> list[dict[str, Any]]:
             "name": group.name,
             "runs": [
                 {
+                    "rounds": [r["round"] for r in run.history],
                     "accuracy": [r.get("accuracy") for r in run.history],
                     "mibit": [mibit(r) for r in run.history],
                     "megabytes": [megabytes(r) for r in run.history],

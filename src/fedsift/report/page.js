@@ -108,13 +108,13 @@ function formatted(values, missing) {
 }
 
 function toTarget(group, target) {
-  const at = group.runs.map((run) => run.accuracy.findIndex((x) => x !== null && x >= target));
+  const at = group.runs.map((run) => run.accuracy.findIndex((x, n) => run.rounds[n] && x !== null && x >= target));
   const of = (value) => group.runs.map((run, n) => (at[n] < 0 ? null : value(run, at[n])));
   const megabytes = formatted(of((run, n) => run.megabytes[n]), "∞");
-  const ratios = of((run, n) => (run.dense && run.megabytes[n] ? (run.dense * (n + 1)) / run.megabytes[n] : null));
+  const ratios = of((run, n) => (run.dense && run.megabytes[n] ? (run.dense * run.rounds[n]) / run.megabytes[n] : null));
   const dense = ratios.includes(null) ? { text: "", sort: 1e300 } : { text: times(mean(ratios)), sort: mean(ratios) };
   const mibit = formatted(of((run, n) => run.mibit[n]), "–");
-  const rounds = formatted(of((run, n) => n + 1), "–");
+  const rounds = formatted(of((run, n) => run.rounds[n]), "–");
   if (!rounds.spread) rounds.text = rounds.text.replace(/\.00$/, "");
   const found = at.filter((n) => n >= 0).length;
   if (found && found < at.length) megabytes.note = `${found} of ${at.length} seeds reach it`;

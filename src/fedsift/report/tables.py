@@ -62,7 +62,7 @@ def percent_of(key: str) -> Callable[[ReportedRun], float | None]:
 
 def fewer_than_dense(run: ReportedRun) -> float | None:
     """Return how many times fewer bytes a run sent than dense FedAdam in the same rounds."""
-    dense, sent = run.dense_bytes(len(run.history)), run.summary.get("uplink_bytes")
+    dense, sent = run.dense_bytes(run.rounds), run.summary.get("uplink_bytes")
     return dense / sent if dense and sent else None
 
 
@@ -193,7 +193,7 @@ def every_run(comparison: Comparison) -> list[tuple[SeedGroup, list[Cell]]]:
     for group in comparison.groups:
         for run in group.runs:
             alone = SeedGroup([run])
-            seed, rounds = run.setting("seed"), len(run.history)
+            seed, rounds = run.setting("seed"), run.rounds
             stopped = run.summary.get("stopped_after") and f" of {run.setting('rounds')}"
             cells = [
                 Cell(str_of(seed), seed if isinstance(seed, int) else 0),

@@ -61,7 +61,8 @@ def read_outcome(run: PlannedRun, out: Path) -> Outcome:
     folder = RunFolder(out / run.path)
     require_same_settings(run, folder)
     summary = folder.summary()
-    history = folder.history()[: run.config.rounds]
+    # Results committed before round 0 was recorded lack it, so that no table or figure uses it.
+    history = [r for r in folder.history() if 1 <= r["round"] <= run.config.rounds]
     diverged = len(history) < run.config.rounds and (folder.path / DIVERGED).exists()
     about = {**summary["environment"], "precision": summary.get("precision")} if summary else {}
     return Outcome(run, history, about, diverged, summary.get("parameters", 0))

@@ -19,6 +19,7 @@ from fedsift.runs.compare import reached
 from fedsift.runs.config import read_values
 from fedsift.runs.disk import replace_file
 from fedsift.runs.folder import RunFolder
+from fedsift.runs.records import last_round
 from fedsift.runs.run import federation_of, restore_run, run_summary, train_rounds
 from fedsift.simulation import Record
 
@@ -109,7 +110,7 @@ def is_finished(run: PlannedRun, out: Path, stop_at_target: bool = False) -> boo
     if (folder.path / DIVERGED).exists():
         return True
     history = folder.history()
-    has_ended = len(history) >= run.config.rounds or (
+    has_ended = last_round(history) >= run.config.rounds or (
         stop_at_target and reached(history, run.target) is not None
     )
     return has_ended and folder.summary_file.exists()
@@ -142,8 +143,8 @@ def train_run(run: PlannedRun, out: Path, on_record: OnRecord, stop_at_target: b
                         break
         except Diverged as problem:
             replace_file(folder.path / DIVERGED, f"{problem}\n".encode())
-        if history:
-            trained = replace(run.config, rounds=len(history))
+        if last_round(history):
+            trained = replace(run.config, rounds=last_round(history))
             folder.write_summary(run_summary(trained, federation, history))
         # These files can take gigabytes, and no table or figure needs them.
         for file in (folder.checkpoint_file, folder.memory_file, folder.model_file):

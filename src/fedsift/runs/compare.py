@@ -13,6 +13,7 @@ from fedsift.errors import ConfigError
 from fedsift.federation.cohort import cohort_size
 from fedsift.runs.config import RunConfig, with_user_data
 from fedsift.runs.folder import column
+from fedsift.runs.records import trained_rounds
 from fedsift.simulation import Record
 
 MIBIT = 2**20
@@ -111,14 +112,14 @@ def config_of(algorithm: str, values: Mapping[str, Any]) -> RunConfig:
 
 
 def reached(history: Sequence[Record], target: float) -> Record | None:
-    """Return the first round whose test accuracy reached the target, if any."""
-    return next((r for r in history if (r.get("accuracy") or 0) >= target), None)
+    """Return the first round whose test accuracy reached the target, if any; never round 0."""
+    return next((r for r in trained_rounds(history) if (r.get("accuracy") or 0) >= target), None)
 
 
 def row_of(algorithm: str, history: Sequence[Record], target: float) -> Row:
     """Return what an algorithm had sent when its test accuracy first reached the target."""
     first = reached(history, target)
-    accuracies = column(history, "accuracy")
+    accuracies = column(trained_rounds(history), "accuracy")
     return Row(
         algorithm,
         target,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
 from fedsift.runs.disk import save_tensors
@@ -17,11 +15,10 @@ def save_model(folder: RunFolder, federation: Federation, snapshot: Snapshot) ->
     """
     task, w = federation.task, federation.model_weights(snapshot)
     about = {"round": snapshot.round, "layout": task.layout.fingerprint()}
-    model = copy.deepcopy(task.model)
-    if not any(True for _ in model.parameters()):
+    if not any(True for _ in task.model.parameters()):
         save_tensors(folder.model_file, task.layout.named(w), about)
         return
-    task.layout.write(w, model)
+    model = federation.trained_model(snapshot)
     # Clones, because tied parameters share memory and a safetensors file does not.
     tensors = {name: x.clone() for name, x in model.state_dict().items()}
     save_tensors(folder.model_file, tensors, about)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -42,24 +42,50 @@ def append_round(folder: RunFolder, record: Record, uploads: Mapping[str, Any]) 
     """Append a round's metrics and upload statistics; delete what described a finished run."""
     for file in (folder.summary_file, folder.model_file):
         file.unlink(missing_ok=True)
-    for file, line in ((folder.uploads_file, uploads), (folder.metrics_file, record)):
-        with file.open("a", encoding="utf-8") as opened:
-            opened.write(json.dumps(line, allow_nan=False) + "\n")
+    append_line(folder.uploads_file, uploads)
+    append_line(folder.metrics_file, record)
+
+
+def append_line(file: Path, content: Mapping[str, Any]) -> None:
+    """Append a line with a JSON object."""
+    with file.open("a", encoding="utf-8") as opened:
+        opened.write(json.dumps(content, allow_nan=False) + "\n")
 
 
 def rewind(folder: RunFolder, round: int) -> list[Record]:
-    """Drop the lines after a checkpoint's round, and return the metrics up to it."""
+    """Drop the lines after a checkpoint's round, and return the metrics up to it.
+
+    Round -1 drops all lines: without a checkpoint, the initial model is evaluated again.
+    """
     history = folder.history()
     folder.uploads()  # refuses damage
-    if len(history) < round:
+    if last_round(history) < round:
         raise ConfigError(
-            f"{folder.metrics_file} has {len(history)} of the {round} rounds of the checkpoint: "
-            "restore the file, or start a new run with --out"
+            f"{folder.metrics_file} has {last_round(history)} of the {round} rounds of the "
+            "checkpoint: restore the file, or start a new run with --out"
         )
     for file in (folder.metrics_file, folder.uploads_file):
         if file.exists() or file == folder.metrics_file:
             replace_file(file, b"".join(lines_up_to(file, round)))
-    return history[:round]
+    return [record for record in history if record["round"] <= round]
+
+
+def last_round(history: Sequence[Record]) -> int:
+    """Return the number of the last round; 0 if there is none.
+
+    >>> last_round([{"round": 0}, {"round": 1}]), last_round([])
+    (1, 0)
+    """
+    return int(history[-1]["round"]) if history else 0
+
+
+def trained_rounds(history: Sequence[Record]) -> list[Record]:
+    """Return the history without round 0, the initial model.
+
+    >>> trained_rounds([{"round": 0}, {"round": 1}])
+    [{'round': 1}]
+    """
+    return [record for record in history if record["round"] > 0]
 
 
 def read_rounds(
@@ -67,15 +93,15 @@ def read_rounds(
 ) -> list[dict[str, Any]]:
     """Return the objects of consecutive rounds; refuse a file that was damaged.
 
-    The first is round 1 if the file has to be complete.
+    The first is round 0 or 1 if the file has to be complete; earlier versions wrote no round 0.
     """
     rounds: list[dict[str, Any]] = []
     for number, line in enumerate(complete_lines(file), start=1):
         found = parsed(line)
         if not has_fields(found, fields):
             refuse(file, f"line {number}")
-        expected = rounds[-1]["round"] + 1 if rounds else 1
-        if found["round"] != expected and (rounds or is_complete):
+        expected = rounds[-1]["round"] + 1 if rounds else min(1, found["round"])
+        if found["round"] != max(0, expected) and (rounds or is_complete):
             refuse(file, f"line {number} is of round {found['round']}, not {expected}")
         rounds.append(found)
     check_digest(file, checkpoint)
@@ -92,7 +118,7 @@ def complete_lines(file: Path) -> list[bytes]:
 
 
 def lines_up_to(file: Path, round: int) -> list[bytes]:
-    """Return the lines of a file up to a round; uploads.jsonl may start after round 1."""
+    """Return the lines of a file up to a round; the first line may be of any round."""
     lines = complete_lines(file)
     first = parsed(lines[0]) if lines else {}
     start = first["round"] if has_fields(first, {"round": int}) else 1

@@ -6,7 +6,8 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,23 @@ from fedsift.data import Dataset, digest_of
 from fedsift.engine.processes.torchrun import Follower, Torchrun, rank, ranks
 from fedsift.errors import Diverged
 from fedsift.federation.round import Federation
+from fedsift.federation.snapshot import Snapshot
 from fedsift.runs.checkpoint import Checkpoint, kernels_on, load_checkpoint, save_checkpoint
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder, column
 from fedsift.runs.model import save_model
 from fedsift.runs.parts import parts_of
-from fedsift.runs.records import append_round, rewind
+from fedsift.runs.records import append_line, append_round, rewind, trained_rounds
 from fedsift.runs.tensorboard import require_tensorboard
 from fedsift.runs.uploads import Uploads, labels_of
-from fedsift.simulation import Options, Record, initial_snapshot, prepare, run_rounds
+from fedsift.simulation import (
+    Options,
+    Record,
+    initial_record,
+    initial_snapshot,
+    prepare,
+    run_rounds,
+)
 
 
 def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federation:
@@ -82,11 +91,18 @@ class RestoredRun:
 
 
 def restore_run(folder: RunFolder, federation: Federation) -> RestoredRun:
-    """Load the latest checkpoint, or the initial state; drop the metrics of later rounds."""
-    device = str(federation.task.device)
-    found = load_checkpoint(folder, federation, device)
-    checkpoint = found or Checkpoint(initial_snapshot(federation, folder.memory_file), 0.0)
-    return RestoredRun(checkpoint, found is not None, rewind(folder, checkpoint.snapshot.round))
+    """Load the latest checkpoint, and drop the metrics of later rounds.
+
+    Without a checkpoint, start over: evaluate the initial model, and write the record of round 0.
+    """
+    found = load_checkpoint(folder, federation, str(federation.task.device))
+    history = rewind(folder, found.snapshot.round if found else -1)
+    if found:
+        return RestoredRun(found, is_on_disk=True, history=history)
+    start = initial_snapshot(federation, folder.memory_file)
+    first = initial_record(federation, start)
+    append_line(folder.metrics_file, first)
+    return RestoredRun(Checkpoint(start, 0.0), is_on_disk=False, history=[first])
 
 
 def train_rounds(
@@ -97,6 +113,15 @@ def train_rounds(
     The last finished round is saved even if training is interrupted. After the last round, the
     model is saved as well.
     """
+    with closing(train_snapshots(folder, federation, restored, rounds)) as steps:
+        for _, record in steps:
+            yield record
+
+
+def train_snapshots(
+    folder: RunFolder, federation: Federation, restored: RestoredRun, rounds: int
+) -> Generator[tuple[Snapshot, Record], None, None]:
+    """Do the same, and yield each snapshot with its metrics."""
     writer = CheckpointWriter(folder, federation, restored)
     saved = restored.checkpoint
     uploads = Uploads(federation.task.layout.d)
@@ -106,7 +131,7 @@ def train_rounds(
         for snapshot, record in run_rounds(watched, saved.snapshot, rounds, saved.seconds):
             append_round(folder, record, uploads.finish_round(snapshot.round))
             writer.update(Checkpoint(snapshot, float(record["seconds"])))
-            yield record
+            yield snapshot, record
         save_model(folder, federation, writer.latest.snapshot)
         release_ranks(federation)
     except Diverged:
@@ -151,12 +176,19 @@ class CheckpointWriter:
 
 def run_summary(config: RunConfig, federation: Federation, history: list[Record]) -> dict[str, Any]:
     """Return the contents of summary.json."""
-    accuracies = column(history, "accuracy")
-    last = history[-1]
-    seconds = float(last["seconds"])
     return {
         **config.flat(),
-        "parameters": federation.task.layout.d,
+        **results_of(history, federation.task.layout.d),
+        "environment": environment(config),
+    }
+
+
+def results_of(history: Sequence[Record], parameters: int) -> dict[str, Any]:
+    """Return the results of a run, for its summary."""
+    trained, last = trained_rounds(history), history[-1]
+    accuracies, seconds = column(trained, "accuracy"), float(last["seconds"])
+    return {
+        "parameters": parameters,
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
         "uplink_bits_paper": last["uplink_bits_paper"],
@@ -164,16 +196,19 @@ def run_summary(config: RunConfig, federation: Federation, history: list[Record]
         "downlink_bytes": last["downlink_bytes"],
         "rejected": sum(r.get("rejected") or 0 for r in history),
         "seconds": seconds,
-        "seconds_per_round": seconds / len(history),
-        "environment": environment(config),
+        "seconds_per_round": seconds / max(1, len(trained)),
     }
 
 
 def environment(config: RunConfig) -> dict[str, str]:
     """Return what the results depend on besides the configuration: versions and hardware."""
-    device = config.torch_device()
-    kernels = {} if device == "cuda" else {"kernels": kernels_on(device)}
     corpus = digest_of(config.dataset)
+    return {**environment_on(config.torch_device()), **({"corpus": corpus} if corpus else {})}
+
+
+def environment_on(device: str) -> dict[str, str]:
+    """Return the versions and the hardware that a run on this device depends on."""
+    kernels = {} if device == "cuda" else {"kernels": kernels_on(device)}
     return {
         "fedsift": fedsift.__version__,
         "commit": commit(),
@@ -184,7 +219,6 @@ def environment(config: RunConfig) -> dict[str, str]:
         else f"cpu ({os.cpu_count()} cores)",
         "platform": platform.platform(terse=True),
         **kernels,
-        **({"corpus": corpus} if corpus else {}),
     }
 
 

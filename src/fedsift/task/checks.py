@@ -95,6 +95,11 @@ def check_task(task: Task) -> tuple[str, ...]:
     return changed
 
 
+def first_output(owner: str, task: Task, data: Data) -> object:
+    """Return the model's output for two samples of test data; raise ValueError if it fails."""
+    return _try_samples(owner, task, data, copy.deepcopy(task.model).eval())
+
+
 def statistics_of(model: nn.Module) -> tuple[str, ...]:
     """Return the names of the buffers of normalization layers with running statistics.
 
@@ -124,16 +129,14 @@ def _try_samples(owner: str, task: Task, data: Data, model: nn.Module, number: i
     with seeded_random(0, device):
         if model.training and task.transform is not None:
             transform = task.transform
-            x = _one_line_errors(lambda: transform(x), f"the transform fails on {owner}")
+            x = one_line_errors(lambda: transform(x), f"the transform fails on {owner}")
         samples = describe_samples(x) + _hint_about_samples(task, x)
-        output = _one_line_errors(
+        output = one_line_errors(
             lambda: call_model(model, x), f"the model fails on {owner}, {samples}"
         )
         _check_labels(owner, task, data[1] if isinstance(data, tuple) else y, output)
         labels = describe_labels(y) + _hint_about_labels(task, y)
-        loss = _one_line_errors(
-            lambda: task.loss(output, y), f"the loss fails on {owner}, {labels}"
-        )
+        loss = one_line_errors(lambda: task.loss(output, y), f"the loss fails on {owner}, {labels}")
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f"the loss must return a tensor with a single number, got {got}")
@@ -196,8 +199,8 @@ def describe_labels(y: Tree) -> str:
     return f"labels of {found}" if isinstance(found, str) else f"labels {found}"
 
 
-def _one_line_errors(call: Callable[[], Any], message: str) -> Any:
-    """Return the result of a call. Raise any error as a one-line ValueError."""
+def one_line_errors(call: Callable[[], Any], message: str) -> Any:
+    """Return the result of a call to a user's function. Raise any error as a ValueError."""
     try:
         return call()
     except Exception as problem:  # a user's function may raise anything

@@ -1,12 +1,14 @@
-"""Shorter heartbeats for Flower's processes, so that a test need not wait a minute for a death.
+"""Shorter heartbeats and waits for Flower's processes, so that tests need not wait for them.
 
 Python imports this module at its start if its folder is on PYTHONPATH.
 """
 
 import os
 import sys
+import time
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 
 flower = find_spec("flwr")
 assert flower is not None
@@ -21,7 +23,14 @@ constant.HEARTBEAT_DEFAULT_INTERVAL = 10  # type: ignore[attr-defined]
 constant.HEARTBEAT_CALL_TIMEOUT = 2  # type: ignore[attr-defined]
 sys.modules[name] = constant  # before anything else has copied the values
 
-if "HOSTILE" in os.environ and any(word.endswith("flower-supernode") for word in sys.orig_argv):
-    import hostile
+if any(word.endswith("flower-supernode") for word in sys.orig_argv):
+    from flwr.supernode import start_client_internal
 
-    hostile.install()
+    # A SuperNode asks for messages every 3 seconds, and for its client's reply every 0.5.
+    wait = SimpleNamespace(**vars(time))
+    wait.sleep = lambda seconds: time.sleep(min(seconds, 0.2))
+    start_client_internal.time = wait  # type: ignore[attr-defined]
+    if "HOSTILE" in os.environ:
+        import hostile
+
+        hostile.install()

@@ -58,12 +58,17 @@ class Forked:
 
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
         """Return accuracy (for class labels) and mean loss on the test set."""
-        if not (pool := self.idle_pool()):
-            return self.reference.evaluate(w)
-        chunks = range(num_chunks(self.task))
-        requests = (Message({"do": "score", "chunk": chunk}) for chunk in chunks)
-        replies = [m.fields for m in pool.ask(Message({"do": "weights"}, {"w": w}), requests)]
-        return total_score(self.task, [(reply["correct"], reply["loss"]) for reply in replies])
+        waiting, pool, scores = deque(range(num_chunks(self.task))), self.idle_pool(), []
+        while waiting and not pool:
+            began = time.perf_counter()
+            scores.append(self.reference.score(w, waiting.popleft()))
+            if (time.perf_counter() - began) * len(waiting) > MIN_PARALLEL_SECONDS:
+                pool = self.start_pool()
+        if pool:
+            requests = (Message({"do": "score", "chunk": chunk}) for chunk in waiting)
+            replies = pool.ask(Message({"do": "weights"}, {"w": w}), requests)
+            scores += [(reply.fields["correct"], reply.fields["loss"]) for reply in replies]
+        return total_score(self.task, scores)
 
     def idle_pool(self) -> WorkerPool | None:
         """Return the worker processes if there are any and none of them is busy."""

@@ -1,0 +1,162 @@
+"""Simulate a federation on one machine: as a whole, or round by round."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import nn
+
+from fedsift.algorithms import Algorithm
+from fedsift.api.iterator import OnRound, Rounds, begin
+from fedsift.api.result import Result
+from fedsift.engine.evaluation import Evaluate, Metric
+from fedsift.federation.norm_bound import MAX_NORM_RATIO
+from fedsift.task import Loss, Transform, Weights
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def simulate(
+    model: nn.Module,
+    clients: Sequence[Any],
+    test: Any = None,
+    algorithm: Algorithm | None = None,
+    rounds: int = 30,
+    batch_size: int | None = 64,
+    participation: float = 1.0,
+    dropout: float = 0.0,
+    min_clients: int = 0,
+    wire: str = "count",
+    loss: Loss = nn.functional.cross_entropy,
+    seed: int = 0,
+    device: str | torch.device = "auto",
+    precision: str = "fp32",
+    max_norm_ratio: float | None = MAX_NORM_RATIO,
+    weights: Weights | None = None,
+    transform: Transform | None = None,
+    num_workers: int = 0,
+    buffers: str = "average",
+    on_round: OnRound | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    evaluate: Evaluate | None = None,
+    evaluate_every: int = 1,
+    client_tests: Sequence[Any] | None = None,
+) -> Result:
+    """Train a model on clients that share updates but not data.
+
+    Parameters
+    ----------
+    model
+        Any module. Training starts from its current parameters and does not change them.
+    clients
+        The data of each client: a pair (x, y) of tensors, NumPy arrays, or nested dicts and tuples
+        of them, or a map-style torch ``Dataset``, whose items are fetched at every use. A dict x is
+        passed to the model as ``model(**x)``, a tuple as ``model(*x)``.
+    test
+        Data in the same formats, on which accuracy and loss are measured after each round.
+    algorithm
+        A method from ``fedsift.algorithms``; by default FedAdam-SSM with the paper's settings.
+    rounds
+        Number of communication rounds in total, including those before ``start``.
+    batch_size
+        Samples per local step. None takes the whole local data set in each step.
+    participation
+        The fraction of clients that train in each round.
+    dropout
+        The probability that a client trains but its update is lost.
+    min_clients
+        Raise :class:`TooFewClients` if a round merges fewer updates than this.
+    wire
+        ``"count"`` computes the exact size of every message; ``"real"`` also encodes and decodes
+        it. The results are bit-identical.
+    loss
+        Returns a scalar, given the model's output and y.
+    seed
+        Seed of cohorts, mini-batches and lost updates.
+    device
+        The device to train on; ``"auto"`` selects CUDA if it is available.
+    precision
+        Precision on a GPU: ``"fp32"``, ``"tf32"`` or ``"bf16"``.
+    max_norm_ratio
+        Reject an update if the L2 norm of its W is more than this many times the usual norm in this
+        and recent rounds. The limit for M is twice that, for V the square of the limit for M.
+        0 or None disables the bound.
+    weights
+        The clients' weights in the mean: ``"batch"``, their mini-batch sizes, as in the paper;
+        ``"examples"``, their numbers of samples; ``"equal"``; or None for the algorithm's own.
+    transform
+        Applied to the inputs of each training batch, on the device: ``transform(x)``. Random
+        transforms are seeded by round, client and step.
+    num_workers
+        Processes that fetch the items of Datasets ahead of their use; 0 fetches them in the
+        training process. Results do not depend on this number.
+    buffers
+        What happens to the buffers that training changes, such as the running statistics of batch
+        normalization: ``"average"`` averages and sends them, ``"local"`` leaves each client its
+        own, ``"frozen"`` keeps normalization layers in evaluation mode, at the initial values.
+    on_round
+        Called after each round: ``on_round(record, model)``, with the round's metrics and a copy of
+        the global model. If it returns True, training stops, and ``simulate`` returns the result.
+    metrics
+        Functions by name, ``(output, y) -> float``, averaged over the test set and weighted by
+        samples. Each is called with at most 1000 samples at a time, and becomes a column of the
+        history.
+    evaluate
+        A function of the global model that returns a dict of numbers, in addition to ``test`` or
+        instead of it. Each number becomes a column of the history.
+    evaluate_every
+        Rounds between evaluations. The initial model and the last round are always evaluated.
+    client_tests
+        Test data of each client, in the formats of ``clients``. The history gets the accuracy of
+        the global model on each of them, with its mean, minimum, 10th percentile and deviation.
+
+    Examples
+    --------
+    >>> x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    >>> y = (x.sum(1) > 0).long()
+    >>> clients = [(x[:20], y[:20]), (x[20:], y[20:])]
+    >>> result = simulate(nn.Linear(3, 2), clients, test=(x, y), rounds=2)
+    >>> [record["round"] for record in result.history], result.state.w.shape
+    ([0, 1, 2], torch.Size([8]))
+
+    """
+    run = begin(locals())
+    while run.advance():
+        pass
+    return run.result
+
+
+def same_arguments(function: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Give a function the signature of another, except for what it returns."""
+
+    def decorate(decorated: Callable[..., R]) -> Callable[P, R]:
+        decorated.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        return decorated
+
+    return decorate
+
+
+@same_arguments(simulate)
+def rounds(*args: Any, **kwargs: Any) -> Rounds:
+    """Simulate round by round, with the arguments of :func:`simulate`.
+
+    The iterator yields (record, model, snapshot) after each round: the round's metrics, a copy of
+    the global model, and everything needed to continue from there. It has the records so far as
+    ``history``, of which the first is the initial model, and the result so far as ``result``.
+
+    >>> x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    >>> y = (x.sum(1) > 0).long()
+    >>> run = rounds(nn.Linear(3, 2), [(x, y)], test=(x, y), rounds=50)
+    >>> for record, model, snapshot in run:
+    ...     if record["round"] == 2:
+    ...         break
+    >>> run.result.snapshot.round, len(run.history)
+    (2, 3)
+    """
+    given = inspect.signature(simulate).bind(*args, **kwargs)
+    given.apply_defaults()
+    return begin(given.arguments)

@@ -1,0 +1,168 @@
+"""Check the arguments of a simulation, and build its federation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedsift.algorithms import Algorithm
+from fedsift.algorithms.buffers import BUFFERS, with_buffers
+from fedsift.codec.wire import WIRES
+from fedsift.engine import Engine, Forked, Stacked, Task
+from fedsift.engine.evaluation import Evaluate, Evaluation, Metric
+from fedsift.engine.gpu.stacked import PRECISIONS
+from fedsift.federation.cohort import check_cohort
+from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
+from fedsift.federation.round import Federation
+from fedsift.task import Loss, Transform, Weights, check_model, check_task, check_weights
+from fedsift.task.samples import as_data
+from fedsift.vector import Layout
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of :func:`fedsift.simulate` that control how it trains and evaluates."""
+
+    batch_size: int | None = 64
+    participation: float = 1.0
+    dropout: float = 0.0
+    min_clients: int = 0
+    wire: str = "count"
+    loss: Loss = nn.functional.cross_entropy
+    seed: int = 0
+    device: str | torch.device = "auto"
+    precision: str = "fp32"
+    max_norm_ratio: float | None = MAX_NORM_RATIO
+    transform: Transform | None = None
+    num_workers: int = 0
+    weights: Weights | None = None
+    buffers: str = "average"
+    metrics: Mapping[str, Metric] | None = None
+    evaluate: Evaluate | None = None
+    evaluate_every: int = 1
+    client_tests: Sequence[Any] | None = None
+
+    def check(self, clients: int) -> None:
+        """Check that every option is valid for this number of clients."""
+        if self.batch_size is not None:
+            check_whole("batch_size", self.batch_size, at_least=1)
+        check_cohort(clients, self.participation, self.min_clients)
+        check_max_norm_ratio(self.max_norm_ratio)
+        check_weights(self.weights)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        check_choice("precision", self.precision, PRECISIONS)
+        if self.precision != "fp32" and torch.device(chosen_device(self.device)).type != "cuda":
+            raise ValueError(f"precision {self.precision} needs a GPU; use fp32 on {self.device}")
+        check_choice("wire", self.wire, WIRES)
+        check_choice("buffers", self.buffers, BUFFERS)
+        check_whole("seed", self.seed, at_least=0)
+        check_whole("num_workers", self.num_workers, at_least=0)
+        check_whole("evaluate_every", self.evaluate_every, at_least=1)
+        if not isinstance(self.metrics, Mapping | None):
+            raise ValueError(f"metrics must be a dict of functions, got {self.metrics!r}")
+
+
+def prepare(
+    model: nn.Module,
+    clients: Sequence[Any],
+    test: Any,
+    algorithm: Algorithm,
+    options: Options,
+) -> Federation:
+    """Check the arguments, move the data to the device, and return a federation ready to run."""
+    check_algorithm(algorithm)
+    if not len(clients):
+        raise ValueError("clients is empty: pass the data of at least one client")
+    options.check(len(clients))
+    check_model(model)
+    device = chosen_device(options.device)
+    layout = Layout.of(model)
+    local = [as_data(f"client {n}", data, device, layout.dtype) for n, data in enumerate(clients)]
+    tested = None if test is None else as_data("the test set", test, device, layout.dtype)
+    task = Task(
+        copy.deepcopy(model).to(device),
+        options.loss,
+        local,
+        tested,
+        options.batch_size,
+        options.seed,
+        layout,
+        options.transform,
+        options.num_workers,
+        is_frozen=options.buffers == "frozen",
+    )
+    layout = layout.with_buffers(task.model, check_task(task))
+    algorithm = with_buffers(algorithm, layout, options.buffers)
+    task = replace(task, layout=algorithm.layout_for(layout))
+    evaluation = evaluation_of(options, task)
+    evaluation.check(task)
+    return Federation(
+        task,
+        algorithm,
+        engine_for(task, algorithm, options.precision),
+        participation=options.participation,
+        dropout=options.dropout,
+        min_clients=options.min_clients,
+        wire=WIRES[options.wire],
+        max_norm_ratio=options.max_norm_ratio,
+        weights=options.weights,
+        evaluation=evaluation,
+    )
+
+
+def evaluation_of(options: Options, task: Task) -> Evaluation:
+    """Return what is measured of the global model, with the clients' test data on the device."""
+    client_tests = [
+        as_data(f"the test data of client {n}", data, task.device, task.layout.dtype)
+        for n, data in enumerate(options.client_tests or ())
+    ]
+    return Evaluation(options.metrics or {}, options.evaluate, client_tests, options.evaluate_every)
+
+
+def check_algorithm(algorithm: Any) -> Algorithm:
+    """Return an algorithm; refuse anything else."""
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            "algorithm must be made by a function of fedsift.algorithms, such as fedadam_ssm(), "
+            f"got {algorithm!r}"
+        )
+    return algorithm
+
+
+def engine_for(task: Task, algorithm: Algorithm, precision: str) -> Engine:
+    """Return the fastest engine for the device of the task's tensors."""
+    if task.device.type == "cuda":
+        return Stacked(task, algorithm, precision)
+    return Forked(task, algorithm)
+
+
+def chosen_device(device: str | torch.device) -> str | torch.device:
+    """Return the device to train on; ``auto`` selects CUDA if it is available."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    requested = torch.device(device)
+    if requested.type == "cuda" and requested.index not in (None, torch.cuda.current_device()):
+        raise ValueError(
+            f"{requested} is not the current GPU: call torch.cuda.set_device({requested.index}), "
+            "and pass device='cuda'"
+        )
+    return device
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Raise ValueError unless a value is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"unknown {name} {value!r}; choose one of: {', '.join(choices)}")
+
+
+def check_whole(name: str, value: Any, at_least: int) -> None:
+    """Raise ValueError unless a value is a whole number of at least this."""
+    if not isinstance(value, Integral) or value < at_least:
+        raise ValueError(f"{name} must be a whole number of at least {at_least}, got {value!r}")
