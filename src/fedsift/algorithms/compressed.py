@@ -156,7 +156,7 @@ def dense_vectors(name: str, parts: Parts) -> tuple[dict[Role, Tensor], Parts]:
 
 def require_same_roles_down(algorithm: Algorithm, layout: Layout, roles: Sequence[Role]) -> None:
     """Refuse a method whose server sends vectors that its clients do not."""
-    zeros = algorithm.zero_sum(layout, torch.zeros(2))
+    zeros = algorithm.zero_update(layout, torch.zeros(2))
     mean = zeros.replace(**{role: torch.ones_like(zeros[role]) for role in roles})
     memory = zero_memory(algorithm.server_memory, layout, zeros.w)
     parts, _ = algorithm.phase(1).broadcast(Context(layout, 1, 0, ()), mean, memory)

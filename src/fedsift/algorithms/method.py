@@ -361,7 +361,7 @@ class Algorithm:
         w, b = layout.split(values)
         return State(**{**zeros, "w": w.clone(), **({"b": b.clone()} if layout.buffers else {})})
 
-    def zero_sum(self, layout: Layout, w: Tensor) -> State:
+    def zero_update(self, layout: Layout, w: Tensor) -> State:
         """Return zeros for everything that clients or the server may send."""
         payloads = [role for role in ROLES if role in PAYLOADS and role in dict(layout.lengths)]
         sent = dict.fromkeys([*self.state, *payloads])

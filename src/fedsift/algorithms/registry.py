@@ -17,6 +17,8 @@ from fedsift.schedules import Schedule
 from fedsift.task.user_code import import_function, is_user_code
 
 P = ParamSpec("P")
+Wrap = Callable[Concatenate[Algorithm, P], Algorithm]
+"""A function that takes an algorithm and settings, and returns a changed algorithm."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Method:
         @functools.lru_cache(maxsize=8)
         def algorithm(values: tuple[tuple[str, Value], ...]) -> Algorithm:
             made = self.in_round(dict(values), 1)
-            require_same_memory(first, made, values)
+            require_same_form(first, made, values)
             return made
 
         def phase(round: int) -> Phase:
@@ -134,20 +136,13 @@ def method(
     return register
 
 
-def wrapper(
-    prefix: str,
-) -> Callable[
-    [Callable[Concatenate[Algorithm, P], Algorithm]],
-    Callable[Concatenate[Algorithm, P], Algorithm],
-]:
-    """Register a function that takes an algorithm and settings and returns a changed algorithm.
+def wrapper(prefix: str) -> Callable[[Wrap[P]], Wrap[P]]:
+    """Register a function that takes an algorithm and settings, and returns a changed algorithm.
 
     For every method, it makes another one, named ``prefix-method``, with the settings of both.
     """
 
-    def register(
-        wrap: Callable[Concatenate[Algorithm, P], Algorithm],
-    ) -> Callable[Concatenate[Algorithm, P], Algorithm]:
+    def register(wrap: Wrap[P]) -> Wrap[P]:
         WRAPPERS[prefix] = wrap
 
         @functools.wraps(wrap)
@@ -217,6 +212,9 @@ def normalized_name(name: str) -> str:
     >>> normalized_name("fedadam_ssm"), normalized_name("my_module:my_method")
     ('fedadam-ssm', 'my_module:my_method')
     """
+    prefix, _, rest = name.replace("_", "-", 1).partition("-")
+    if prefix in WRAPPERS:
+        return f"{prefix}-{normalized_name(rest)}"
     return name if name in METHODS or is_user_code(name) else name.replace("_", "-")
 
 
@@ -258,14 +256,14 @@ def require_own_rounds(algorithm: Algorithm) -> None:
             )
 
 
-def require_same_memory(first: Algorithm, made: Algorithm, values: Iterable[Any]) -> None:
-    """Refuse settings that change, from one round to another, what is remembered."""
+def require_same_form(first: Algorithm, made: Algorithm, values: Iterable[Any]) -> None:
+    """Refuse settings that change the state, the memories or the weights between rounds."""
     parts = ("state", "client_memory", "server_memory", "lengths", "weights")
     if any(getattr(first, part) != getattr(made, part) for part in parts):
         given = ", ".join(f"{key}={value}" for key, value in values)
         raise ConfigError(
-            f"with {given}, the method would remember other things than in round 1: "
-            "the setting that decides this cannot be a schedule"
+            f"with {given}, the method would have another state, memory or weights than in round "
+            "1: the setting that decides this cannot be a schedule"
         )
 
 

@@ -38,7 +38,7 @@ class Trained(NamedTuple):
     loss: float
 
 
-LocalSteps = Callable[[Task, Job, int, State], Trained]
+LocalTraining = Callable[[Task, Job, int, State], Trained]
 """A client's local training: (task, job, client, start) to its end."""
 Batch = tuple[Tree, Tree, Tensor | None]
 """Inputs, labels, and the rows of them to use; None uses all."""
@@ -55,7 +55,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def train_client(task: Task, job: Job, client: int, steps: LocalSteps) -> ClientResult:
+def train_client(task: Task, job: Job, client: int, steps: LocalTraining) -> ClientResult:
     """Run one client's round: local start, local steps, send."""
     phase, memory = job.phase, job.memory[client]
     start = phase.local_start(job.state.map(lambda x: x[None]), memory)

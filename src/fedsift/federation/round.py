@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from fedsift.algorithms.buffers import keeps_buffers, own_buffers
+from fedsift.algorithms.buffers import client_values, keeps_layers
 from fedsift.algorithms.method import (
     Algorithm,
     Context,
@@ -112,10 +112,10 @@ class Federation:
     def model_weights(self, snapshot: Snapshot) -> Tensor:
         """Return the weights to evaluate and to return to the user, followed by the buffers.
 
-        If clients keep their own buffers, these are the mean over the clients of the last round.
+        If clients keep their own layers, these are the mean over the clients of the last round.
         """
         values = self.algorithm.model(snapshot.state, snapshot.server_memory)
-        if not keeps_buffers(self.algorithm):
+        if not keeps_layers(self.algorithm):
             return values
         known = [n for n in self.cohort(snapshot.round) if n in snapshot.client_memory]
         own = [self.client_weights(snapshot, n) for n in known]
@@ -124,13 +124,11 @@ class Federation:
     def client_weights(self, snapshot: Snapshot, client: int) -> Tensor:
         """Return the weights and buffers with which a client uses the model.
 
-        They differ from those of :meth:`model_weights` if clients keep their own buffers.
+        They differ from those of :meth:`model_weights` if clients keep their own layers.
         """
         values = self.algorithm.model(snapshot.state, snapshot.server_memory)
-        if not keeps_buffers(self.algorithm) or client not in snapshot.client_memory:
-            return values
-        w, b = self.task.layout.split(values)
-        return torch.cat([w, own_buffers(b, snapshot.client_memory[client])[0]])
+        memory = snapshot.client_memory.get(client)
+        return client_values(self.task.layout, snapshot.state, values, memory)
 
     def trained_model(self, snapshot: Snapshot) -> nn.Module:
         """Return a copy of the model with the weights to evaluate, in evaluation mode."""
@@ -211,7 +209,7 @@ class Federation:
         base = self.base_hash(job.state)
         limits, spec = self.upload_limits(job, base), self.frame_spec(job.round, base)
         bound = self.norm_bound(before)
-        total = WeightedSum(self.algorithm.zero_sum(self.task.layout, job.state.w))
+        total = WeightedSum(self.algorithm.zero_update(self.task.layout, job.state.w))
         return Inbox(self, job, spec, limits, total, before.client_memory, bound)
 
     def norm_bound(self, before: Snapshot) -> NormBound:
@@ -320,7 +318,7 @@ def apply_broadcast(
 
     The server and the clients both compute this, from the same bytes.
     """
-    received = algorithm.zero_sum(context.layout, state.w)
+    received = algorithm.zero_update(context.layout, state.w)
     accumulate(received, parts)
     after = algorithm.phase(context.round).apply(context, state, received)
     if after.names != state.names:

@@ -37,7 +37,7 @@ from fedsift.algorithms.method import (
 from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits
-from fedsift.engine.client import LocalSteps, Trained, local_steps, one_thread, train_client
+from fedsift.engine.client import LocalTraining, Trained, local_steps, one_thread, train_client
 from fedsift.engine.contract import Job
 from fedsift.errors import require_choice
 from fedsift.federation.round import apply_broadcast, run_id
@@ -147,7 +147,7 @@ class ClientTrainer:
         algorithm: Algorithm,
         client: int,
         clients: int,
-        steps: LocalSteps,
+        steps: LocalTraining,
     ) -> TrainReply:
         """Update the client's state, train if it is in the cohort, and store the new state."""
         model = self.make_model()
@@ -187,7 +187,7 @@ class ClientTrainer:
         flower = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
         return self.state_dir or flower / "fedsift"
 
-    def local_steps(self, algorithm: Algorithm, round: int, config: ConfigRecord) -> LocalSteps:
+    def local_steps(self, algorithm: Algorithm, round: int, config: ConfigRecord) -> LocalTraining:
         """Return the function that trains: the algorithm's steps, or the user's own loop."""
         if self.train is None:
             return local_steps
@@ -230,7 +230,7 @@ def train_and_encode(
     task: Task,
     client: int,
     stored: ClientState,
-    steps: LocalSteps,
+    steps: LocalTraining,
 ) -> tuple[float, bytes, ClientState]:
     """Train one round; return the loss, the frame to send, and the state to store."""
     assert stored.state is not None

@@ -10,6 +10,8 @@ from fedsift.progress.text import percent
 
 MIN_GAIN = 0.1
 """A model must make at least this share fewer errors than always answering one class does."""
+MIN_FALL = 0.001
+"""The test loss must fall by at least this share."""
 HUGE = 2.0
 """A test loss above this multiple of that of equal probabilities means that training failed."""
 
@@ -19,8 +21,9 @@ def training_warning(
 ) -> str:
     """Return a warning if a run has learned nothing, otherwise ''.
 
-    ``labels`` has the number of samples of each class on each client. Without it or without an
-    accuracy, the test loss must be lower after the last round than after the first.
+    A run has learned nothing if its test loss has hardly fallen since the first record or is far
+    too high. If its accuracy is known and ``labels``, the number of samples of each class on each
+    client, it must also be no better than guessing.
 
     >>> history = [{"accuracy": 0.11, "loss": 9e9}, {"accuracy": 0.09, "loss": 9e3}]
     >>> print(training_warning(history, [[5] * 10], lr=9.0))
@@ -32,21 +35,26 @@ def training_warning(
     if len(tested) < 2:
         return ""
     first, last = tested[0], tested[-1]
-    accuracy = last["accuracy"]
     if last["loss"] is None:
-        problem, is_high = "the test loss is not finite", True
-    elif accuracy is not None and labels:
-        if not is_guessing(accuracy, labels):
-            return ""
-        problem = f"the final accuracy, {percent(accuracy)}, is hardly better than guessing"
-        is_high = last["loss"] > HUGE * math.log(len(labels[0]))
-    elif first["loss"] is not None and last["loss"] < first["loss"]:
+        return advice("the test loss is not finite", "a smaller", lr)
+    has_fallen = first["loss"] is not None and last["loss"] < (1 - MIN_FALL) * first["loss"]
+    if last["accuracy"] is None or not labels:
+        what = f"the test loss did not fall, it is {last['loss']:.4g}"
+        return "" if has_fallen else advice(what, "a smaller", lr)
+    is_high = last["loss"] > HUGE * math.log(len(labels[0]))
+    if not is_guessing(last["accuracy"], labels) or (has_fallen and not is_high):
         return ""
-    else:
-        problem, is_high = f"the test loss did not fall, it is {last['loss']:.4g}", True
-    now = "" if lr is None else f" than {lr}"
-    advice = f"a smaller --lr{now}" if is_high else f"more --rounds or a larger --lr{now}"
-    return f"warning: {problem}: try {advice}"
+    what = f"the final accuracy, {percent(last['accuracy'])}, is hardly better than guessing"
+    return advice(what, "a smaller" if is_high else "more --rounds or a larger", lr)
+
+
+def advice(problem: str, direction: str, lr: Any) -> str:
+    """Return a warning in one line.
+
+    >>> advice("the test loss is not finite", "a smaller", 0.1)
+    'warning: the test loss is not finite: try a smaller --lr than 0.1'
+    """
+    return f"warning: {problem}: try {direction} --lr" + ("" if lr is None else f" than {lr}")
 
 
 def is_guessing(accuracy: float, labels: Sequence[Sequence[int]]) -> bool:

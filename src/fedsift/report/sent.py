@@ -14,6 +14,7 @@ PARTS = {
     "v": ("ΔV", "--v"),
     "c": ("ΔC", "--c"),
     "p": ("payload", "--p"),
+    "b": ("buffers", "--b"),
     "mask": ("mask", "--mask"),
     "header": ("header", "--header"),
 }
