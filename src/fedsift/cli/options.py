@@ -32,6 +32,7 @@ PANELS: dict[str, dict[str, str]] = {
         "dataset": f"Data set: {', '.join(catalog()['datasets'])}.",
         "model": f"Model: {', '.join(catalog()['models'])}; auto picks one that fits the data; "
         "package.module:factory is your own.",
+        "loss": "Loss: package.module:function of the model's output and y; auto is cross-entropy.",
         "partition": "How the data is split across clients: iid, dirichlet or documents.",
         "theta": "Dirichlet concentration; smaller values make clients less alike.",
     },
@@ -206,6 +207,15 @@ Method = Annotated[
         "--algorithm",
         help=f"One of: {METHOD_NAMES}. {NAMING} {OTHER_METHODS}",
         show_default="fedadam-ssm",
+    ),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        help="Your own data instead of a data set: package.module:function, which returns "
+        "(clients, test).",
+        rich_help_panel="Data and model",
     ),
 ]
 Config = Annotated[
