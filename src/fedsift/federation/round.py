@@ -105,7 +105,7 @@ class Federation:
         state = self.algorithm.initial_state(self.task.layout, values)
         limits = Limits(max_abs=float("inf"))
         _, size = self.wire.send(full_update(state), self.frame_spec(0, bytes(8)), limits)
-        memory = zero_memory(self.algorithm.server_memory, self.task.layout, state.w)
+        memory = self.algorithm.initial_server_memory(self.task.layout, state.w)
         return Snapshot(0, state, memory, InMemory(), Traffic(downlink_bytes=size))
 
     def model_weights(self, snapshot: Snapshot) -> Tensor:
@@ -161,7 +161,7 @@ class Federation:
         after = replace(before, round=round, client_memory=memories, norms=norms, receipts=receipts)
         broadcast_bytes, clamped = 0, 0
         if inbox.merged:
-            after, broadcast_bytes, clamped = self.broadcast(after, phase, inbox.total.mean())
+            after, broadcast_bytes, clamped = self.broadcast(after, phase, inbox)
         traffic = self.count_traffic(before.traffic, phase, inbox, broadcast_bytes)
         report = RoundReport(inbox.merged, inbox.rejected, clamped, inbox.loss, inbox.problems)
         return replace(after, traffic=traffic), report
@@ -173,15 +173,18 @@ class Federation:
         memory = self.cohort_memory(before, cohort)
         return Job(round, phase, before.state, cohort, memory, self.weighting)
 
-    def broadcast(self, snapshot: Snapshot, phase: Phase, mean: State) -> tuple[Snapshot, int, int]:
-        """Compress the mean update, send it to the clients, and apply what was sent.
+    def broadcast(
+        self, snapshot: Snapshot, phase: Phase, inbox: Inbox
+    ) -> tuple[Snapshot, int, int]:
+        """Compress the mean of the merged updates, send it to the clients, and apply what was sent.
 
         ``snapshot`` already has the number of this round. Returns the new snapshot, the size of the
         broadcast in bytes, and how many coordinates of V were clamped to zero.
         """
-        context = Context.of(self.task, snapshot.round)
+        share = inbox.merged / len(self.task.clients)
+        context = replace(Context.of(self.task, snapshot.round), merged_share=share)
         try:
-            message = phase.broadcast(context, mean, snapshot.server_memory)
+            message = phase.broadcast(context, inbox.total.mean(), snapshot.server_memory)
         except NotFiniteError:
             raise Diverged("the mean update is not finite") from None
         parts, memory = checked_message(message, snapshot.server_memory, "broadcast")
