@@ -19,6 +19,7 @@ SERVER = get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
         "torch.distributed.run",
+        "matplotlib.pyplot",
         "sklearn.datasets",
         "jinja2",
         "plotly.offline",

@@ -27,14 +27,14 @@ class Ridge:
 
     @property
     def gradients(self) -> list[Callable[[Array], Array]]:
-        return [_gradient(x.numpy(), y.numpy()[:, 0]) for x, y in self.clients]
+        return [gradient_of(x.numpy(), y.numpy()[:, 0]) for x, y in self.clients]
 
     @property
     def sizes(self) -> list[float]:
         return [float(len(x)) for x, _ in self.clients]
 
 
-def _gradient(x: Array, y: Array) -> Callable[[Array], Array]:
+def gradient_of(x: Array, y: Array) -> Callable[[Array], Array]:
     return lambda w: 2 * x.T @ (x @ w - y) / len(x)
 
 

@@ -4,13 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
 import fedsift
 from fedsift import algorithms, simulate
 from fedsift.algorithms import METHODS, settings_of
+from fedsift.algorithms.buffers import OWN
 from fedsift.algorithms.method import Context
+from fedsift.cli import main
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.limits import Limits
 from fedsift.codec.update import Update, dense
@@ -21,6 +24,8 @@ from fedsift.task import check_task
 from fedsift.vector import Layout
 
 CLASSES = 3
+NORMAL = ("1.", "6.")
+"""The normalization layers of the convolutional model."""
 SGD = algorithms.fedsgd(local_steps=2, lr=0.1)
 
 
@@ -116,9 +121,7 @@ def test_engines_agree(name, buffers):
     for engine in (Reference(task), Forked(task, algorithm, 1), Stacked(task, algorithm)):
         each = replace(made, engine=engine)
         *_, (last, record) = run_rounds(each, initial_snapshot(each), 2)
-        own = [
-            last.client_memory[n]["buffers"] for n in last.client_memory if last.client_memory[n]
-        ]
+        own = [last.client_memory[n][OWN] for n in last.client_memory if last.client_memory[n]]
         ends.append([*last.state, each.model_weights(last), *own])
         assert record["accuracy"] is not None
     for theirs, exact in zip(ends[1:], (True, False), strict=True):
@@ -145,17 +148,34 @@ def test_frozen_statistics_stay_as_they_are(name):
     assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-5)
 
 
-def test_clients_keep_their_own_statistics():
+def test_local_is_fedbn():
+    """Two clients with different scales, trained with plain PyTorch as FedBN's Algorithm 1 says."""
+    clients, rounds = [data(0), data(1, scale=10.0)], 3
     result = simulate(
-        convolutional(), CLIENTS[:2], data(9), SGD, rounds=3, batch_size=None, buffers="local"
+        convolutional(), clients, data(9), SGD, rounds, batch_size=None, buffers="local"
     )
-    own = [result.snapshot.client_memory[n]["buffers"][0, :-1] for n in range(2)]
-    layers = result.layout.buffers.layers
-    variances = [x[layers["1.running_var"]] for x in own]
-    assert bool((variances[1] > 2 * variances[0]).all())
-    _, b = result.layout.split(result.weights)
-    torch.testing.assert_close(b, (own[0] + own[1]) / 2)
-    assert torch.equal(result.state.b[layers["1.running_var"]], torch.ones(4))
+    models = [convolutional() for _ in clients]
+    for _ in range(rounds):
+        for model, (x, y) in zip(models, clients, strict=True):
+            plain_training(model, x, y, 2)
+        states = [model.state_dict() for model in models]
+        shared = {k: (states[0][k] + states[1][k]) / 2 for k in states[0] if k[:2] not in NORMAL}
+        for model in models:
+            model.load_state_dict(shared, strict=False)
+    fed = federation(convolutional(), clients=clients, batch_size=None, buffers="local")
+    for n, model in enumerate(models):
+        ours = convolutional()
+        result.load_into(ours, client=n)
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-3, atol=1e-5)
+    variances = [model[1].running_var for model in models]
+    assert bool((variances[1] > 10 * variances[0]).all())
+    both = torch.stack([fed.client_weights(result.snapshot, n) for n in range(2)])
+    torch.testing.assert_close(result.weights, both.mean(0))
+    untouched = convolutional()
+    result.layout.write(torch.cat([result.state.w, result.state.b]), untouched)
+    for name, value in convolutional().state_dict().items():
+        assert torch.equal(untouched.state_dict()[name], value) == (name[:2] in NORMAL)
 
 
 def test_the_bytes_are_those_of_the_statistics():
@@ -243,3 +263,26 @@ def test_poisoned_statistics_are_rejected():
     assert report.rejected == 1
     assert "its update of B is" in report.problems["3"]
     assert float(after.state.b.abs().max()) < 10
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_a_resumed_run_ends_with_the_same_bits(buffers, tmp_path, monkeypatch):
+    (tmp_path / "normalized_models.py").write_text(
+        "from torch import nn\n\n"
+        "def small():\n"
+        "    layers = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)\n"
+        "    return nn.Sequential(nn.Flatten(), *layers)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "--model", "normalized_models:small", "--buffers", buffers, "--clients", "4"]
+    words += ["--participation", "0.5", "--local-steps", "2", "--density", "0.1"]
+    assert main([*words, "--rounds", "4", "--out", "whole"]) == 0
+    assert main([*words, "--rounds", "2", "--out", "half"]) == 0
+    config = tmp_path / "half" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 4"))
+    assert main(["resume", "half"]) == 0
+    for name in ("checkpoint.safetensors", "model.safetensors"):
+        whole, half = (load_file(tmp_path / folder / name) for folder in ("whole", "half"))
+        assert whole.keys() == half.keys()
+        assert all(torch.equal(whole[key], half[key]) for key in whole)
+    assert buffers == "local" or whole["2.num_batches_tracked"] == 8

@@ -23,6 +23,7 @@ ROWS = (
     ("federation",),
     ("progress",),
     ("simulation",),
+    ("integrations",),
     ("data",),
     ("models",),
     ("runs",),

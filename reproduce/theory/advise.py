@@ -10,7 +10,7 @@ writes advise-beyond-TASK.json.
 
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,7 +18,6 @@ from tasks import task
 
 from fedsift.advise.calibration import HELD_OUT, advise
 from fedsift.advise.hyperparameters import Hyperparameters
-from fedsift.algorithms import fedadam_ssm
 from fedsift.engine import Reference, Task
 from fedsift.federation.round import Federation
 from fedsift.runs.compare import row_of
@@ -53,7 +52,7 @@ def held_out(whole: Task) -> Task:
 def spent(name: str, seed: int, choice: Hyperparameters, target: float) -> dict[str, object]:
     """Train to the target, but not beyond the limits of rounds and Mibit."""
     local_task = make(name, seed)
-    federation = Federation(local_task, fedadam_ssm(**asdict(choice)), Reference(local_task))
+    federation = Federation(local_task, choice.method, Reference(local_task))
     history = []
     for _, record in run_rounds(federation, federation.initial_snapshot(), MAX_ROUNDS):
         history.append(record)
@@ -86,7 +85,7 @@ def beyond(name: str, mibit: float) -> None:
     results = {}
     for label, choice in (("advised", Hyperparameters(**advised)), ("defaults", Hyperparameters())):
         local_task = make(name, SEEDS[0])
-        federation = Federation(local_task, fedadam_ssm(**asdict(choice)), Reference(local_task))
+        federation = Federation(local_task, choice.method, Reference(local_task))
         rounds = round(mibit / choice.mibit(local_task.layout.d))
         history = [
             record for _, record in run_rounds(federation, federation.initial_snapshot(), rounds)

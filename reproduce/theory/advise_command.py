@@ -26,8 +26,10 @@ from fedsift.runs.run import environment, federation_of
 from fedsift.simulation import run_rounds
 
 CALIBRATED, SEEDS, MAX_ROUNDS = 10, (11, 12, 13), 60
-HEADER = ("task", "target", "settings", "local_steps", "lr", "density", "seed", "mibit", "rounds",
-          "steps", "best_accuracy", "predicted_mibit", "commit", "device")  # fmt: skip
+HEADER = (
+    "task", "target", "settings", "local_steps", "lr", "density", "algorithm", "seed", "mibit",
+    "rounds", "steps", "best_accuracy", "predicted_mibit", "commit", "device",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

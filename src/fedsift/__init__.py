@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedsift.errors import Diverged, RenamedModules, explain_renamed
 
 if TYPE_CHECKING:
-    from fedsift import advise, algorithms, codec, data, models, schedules, theory
+    from fedsift import advise, algorithms, codec, data, integrations, models, schedules, theory
     from fedsift.api import Result, rounds, simulate
     from fedsift.optim import Adam
     from fedsift.vector import Layout, State
@@ -31,6 +31,7 @@ __all__ = [
     "algorithms",
     "codec",
     "data",
+    "integrations",
     "models",
     "rounds",
     "schedules",

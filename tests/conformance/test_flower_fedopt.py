@@ -14,10 +14,18 @@ from typing import TypeAlias
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedYogi
 from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor
 
+from fedsift import algorithms
+from fedsift.algorithms import Algorithm, Context
+from fedsift.codec.update import Update, WeightedSum, dense
+from fedsift.federation.round import apply_broadcast
+from fedsift.task import weight_of
+from fedsift.vector import Layout, State
 from oracle import Vector, weighted_mean
 from oracles.fedavg import fedavg
 from oracles.fedopt import ServerState, server_step
@@ -109,6 +117,31 @@ def oracles_fedopt(server: str, *, server_lr: StepSize, beta1: float, first_v: f
     return step
 
 
+def real(algorithm: Algorithm, memory: dict[str, Tensor]) -> Server:
+    """The server of a method of fedsift, which has the given memory before round 1."""
+    layout = Layout(("w",), ((D,),), torch.float64)
+
+    def server(t: int, sent: Vector, trained: Sequence[Vector], examples: Sequence[int]) -> Vector:
+        nonlocal memory
+        state, context = State(w=torch.from_numpy(sent)), Context(layout, t, 0, ())
+        total = WeightedSum(algorithm.zero_update(layout, state.w))
+        for w, n in zip(trained, examples, strict=True):
+            weight = float(weight_of(algorithm.weights, samples=n, batch=1))
+            total.add(Update(dense({"w": torch.from_numpy(w - sent)[None]}), (weight,)))
+        parts, memory = algorithm.phase(t).broadcast(context, total.mean(), memory)
+        return apply_broadcast(algorithm, context, state, parts)[0].w.numpy()
+
+    return server
+
+
+def real_fedopt(server: str, *, server_lr: StepSize, beta1: float, first_v: float) -> Server:
+    algorithm = algorithms.fedopt(server, server_lr, beta1=beta1, beta2=BETA2, tau=TAU)
+    layout = Layout(("w",), ((D,),), torch.float64)
+    memory = algorithm.initial_server_memory(layout, torch.zeros(D).double())
+    assert float(memory["v"][0, 0]) == TAU**2
+    return real(algorithm, {**memory, "v": torch.full((1, D), first_v).double()})
+
+
 # The two changes, and the comparison
 
 
@@ -153,24 +186,31 @@ def assert_is_flowers_fedopt_with_two_changes(make: Callable[..., Server], serve
     assert_same_weights(changed, flowers_fedopt(server))
 
 
-def test_fedavg_is_flowers():
-    assert_is_flowers_fedavg(oracles_fedavg())
+FEDOPT = pytest.mark.parametrize("fedopt", [oracles_fedopt, real_fedopt])
 
 
+@pytest.mark.parametrize("server", [oracles_fedavg(), real(algorithms.fedavg(), {})])
+def test_fedavg_is_flowers(server):
+    assert_is_flowers_fedavg(server)
+
+
+@FEDOPT
 @pytest.mark.parametrize("server", FLOWER)
-def test_fedopt_with_two_changes_is_flowers(server):
-    assert_is_flowers_fedopt_with_two_changes(oracles_fedopt, server)
+def test_fedopt_with_two_changes_is_flowers(server, fedopt):
+    assert_is_flowers_fedopt_with_two_changes(fedopt, server)
 
 
+@FEDOPT
 @pytest.mark.parametrize("server", FLOWER)
-def test_the_first_v_makes_a_difference(server):
+def test_the_first_v_makes_a_difference(server, fedopt):
     beta1, step_size = beta1_of(server), flowers_step_size(server)
-    ours = oracles_fedopt(server, server_lr=step_size, beta1=beta1, first_v=TAU**2)
+    ours = fedopt(server, server_lr=step_size, beta1=beta1, first_v=TAU**2)
     with pytest.raises(AssertionError):
         assert_same_weights(ours, flowers_fedopt(server))
 
 
-def test_the_correction_makes_a_difference_to_adam():
-    ours = oracles_fedopt("adam", server_lr=lambda t: LR, beta1=BETA1, first_v=0.0)
+@FEDOPT
+def test_the_correction_makes_a_difference_to_adam(fedopt):
+    ours = fedopt("adam", server_lr=lambda t: LR, beta1=BETA1, first_v=0.0)
     with pytest.raises(AssertionError):
         assert_same_weights(ours, flowers_fedopt("adam"))

@@ -38,8 +38,9 @@ CASES = {
         "average": 0.3,
     },
 }
-TESTED_ELSEWHERE = {"decomfl"}
-"""Methods without gradients or with their own random numbers: see tests/algorithms."""
+TESTED_ELSEWHERE = {"decomfl", "fedavg", "fedopt", "fedprox", "scaffold"}
+"""Methods without gradients or with their own random numbers: see tests/algorithms. Those of
+test_field_methods.py are tested there with partial participation."""
 
 
 def test_every_method_has_a_transcription():

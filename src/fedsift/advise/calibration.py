@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from fedsift.advise.coordinate_search import CoordinateSearch
 from fedsift.advise.forecast import Curve, Forecast, Point, best_accuracy, predicted_mibit
+from fedsift.advise.held_out import held_out_parts
 from fedsift.advise.hyperparameters import CANDIDATES, Hyperparameters
 from fedsift.advise.recommendation import Advice, next_steps, recommended_rounds, search_reasons
 from fedsift.algorithms import fedadam_ssm
-from fedsift.data import load, partition_indices
 from fedsift.engine import Task
 from fedsift.errors import Diverged
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
-from fedsift.models import build
 from fedsift.runs.compare import mibit
 from fedsift.runs.config import RunConfig
-from fedsift.runs.run import check_output
-from fedsift.seeding import stream
-from fedsift.simulation import Record, engine_for, run_rounds
-from fedsift.task import check_model, check_no_statistics
-from fedsift.vector import Layout
+from fedsift.simulation import Options, Record, engine_for, prepare, run_rounds
+from fedsift.task import check_no_statistics
 
-HELD_OUT = 5
-"""One training sample out of this many is held out to judge the settings."""
 MIN_ROUNDS = 5
 """Settings are considered only if the budget allows this many rounds."""
 MAX_ROUNDS = 30
@@ -50,7 +44,7 @@ class CalibrationRuns:
 
     def train(self, settings: Hyperparameters, stop: Callable[[Curve], bool]) -> Curve:
         """Continue the run with these settings until ``stop`` is true or it diverges."""
-        method = fedadam_ssm(**asdict(settings))
+        method = settings.method
         federation = Federation(self.task, method, engine_for(self.task, method, "fp32"))
         curve = self.curves.setdefault(settings, [])
         snapshot = self.snapshots.get(settings) or federation.initial_snapshot()
@@ -75,22 +69,19 @@ def calibration_task(config: RunConfig) -> Task:
     >>> [len(x) for x, _ in task.clients], len(task.test[0])
     ([576, 575], 287)
     """
-    dataset = load(config.dataset)
-    x, y = dataset.train
-    order = stream(config.seed, "held out").permutation(len(x))
-    cut = len(x) // HELD_OUT
-    held, rest = order[:cut], order[cut:]
-    labels = dataset.labels[rest]
-    parts = partition_indices(config.partition, labels, config.clients, config.seed, config.theta)
-    clients = [(x[rest[part]], y[rest[part]]) for part in parts]
-    model = build(config.model, dataset.shape, config.seed, dataset.dtype)
-    check_model(model)
-    check_no_statistics(model, "advise")
-    check_output(model, dataset, config.model)
-    batch = config.batch_size or None
-    return Task(
-        model, dataset.loss, clients, (x[held], y[held]), batch, config.seed, Layout.of(model)
+    parts = held_out_parts(config)
+    check_no_statistics(parts.model, "advise")
+    options = Options(
+        batch_size=config.batch_size or None,
+        participation=1.0,
+        dropout=0.0,
+        min_clients=0,
+        wire="count",
+        loss=parts.loss,
+        seed=config.seed,
+        device="cpu",
     )
+    return prepare(parts.model, parts.clients, parts.test, fedadam_ssm(), options).task
 
 
 def point_of(record: Record) -> Point:
@@ -145,6 +136,7 @@ def advise(
     Other settings are then compared by the uplink with which they reach the same accuracy.
     ``on_settings`` receives a line for all settings tried, ``on_round`` a line per round.
 
+    >>> from fedsift.vector import Layout
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> clients, model = [(x[:20], y[:20]), (x[20:], y[20:])], nn.Linear(2, 2)
@@ -166,7 +158,7 @@ def advise(
     search = CoordinateSearch(
         runs.train, accuracy, MAX_ROUNDS, lambda x: is_affordable(x, runs.d, budget_mibit)
     )
-    best = search.run(start)
+    best = search.compare_methods(search.run(start))
     on_settings(f"best: {best}; training continues to the uplink of the initial settings")
     sent = reference[-1].mibit
     runs.train(best, lambda c: c[-1].mibit >= sent or len(c) >= MAX_ROUNDS)
@@ -177,7 +169,7 @@ def initial_settings(d: int, budget_mibit: float) -> Hyperparameters:
     """Return the paper's defaults, with a smaller density if the budget requires it.
 
     >>> initial_settings(21_840, 50.0)
-    Hyperparameters(local_steps=30, lr=0.001, density=0.05)
+    Hyperparameters(local_steps=30, lr=0.001, density=0.05, algorithm='fedadam-ssm')
     >>> initial_settings(21_840, 0.2).density
     0.01
     """

@@ -17,6 +17,8 @@ from typing import Any
 from fedsift.advise.forecast import Curve, interpolated_mibit
 from fedsift.advise.hyperparameters import CANDIDATES, Hyperparameters
 
+SIFT_DENSITY = 0.01
+"""The density of sift that is tried: its default."""
 Train = Callable[[Hyperparameters, Callable[[Curve], bool]], Curve]
 """Trains with the settings until the function of the curve is true; returns the curve so far."""
 
@@ -76,7 +78,7 @@ class CoordinateSearch:
         >>> def train(settings, stop):  # uplink proportional to density / learning rate
         ...     return [Point(1e-3 / settings.lr * settings.density, 0.1, 0.9)]
         >>> CoordinateSearch(train, 0.9, 9, lambda x: x.density >= 0.01).run(Hyperparameters())
-        Hyperparameters(local_steps=30, lr=0.01, density=0.01)
+        Hyperparameters(local_steps=30, lr=0.01, density=0.01, algorithm='fedadam-ssm')
         """
         best = start
         for name in ("lr", "density", "local_steps", "lr"):
@@ -86,6 +88,22 @@ class CoordinateSearch:
                     best = moved
                     break
         return best
+
+    def compare_methods(self, best: Hyperparameters) -> Hyperparameters:
+        """Return the best settings, or sift with the same L and learning rate if it needs less.
+
+        >>> from fedsift.advise.forecast import Point
+        >>> def train(settings, stop):  # the uplink is the density
+        ...     return [Point(settings.density, 0.1, 0.9)]
+        >>> CoordinateSearch(train, 0.9, 9).compare_methods(Hyperparameters()).algorithm
+        'sift'
+        """
+        challenger = replace(best, algorithm="sift", density=SIFT_DENSITY)
+        limit = self.measure(best)
+        if not self.is_allowed(challenger):
+            return best
+        self.comparisons.append(PairwiseComparison("algorithm", best, challenger))
+        return challenger if self.measure(challenger, limit) < limit else best
 
     def _move(self, best: Hyperparameters, name: str, direction: int) -> Hyperparameters:
         """Change one setting in one direction for as long as that saves uplink."""

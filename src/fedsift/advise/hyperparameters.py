@@ -5,25 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsift.algorithms.fedadam_ssm import shared_mask_bits
+from fedsift.algorithms import Algorithm, find
 from fedsift.runs.compare import MIBIT
 
 
 @dataclass(frozen=True, order=True)
 class Hyperparameters:
-    """The settings of FedAdam-SSM that are chosen; the defaults are the paper's."""
+    """The method and the settings that are chosen; the defaults are the paper's."""
 
     local_steps: int = 30
     lr: float = 1e-3
     density: float = 0.05
+    algorithm: str = "fedadam-ssm"
 
     def __str__(self) -> str:
         """Return the settings as text.
 
         >>> print(Hyperparameters())
-        L = 30, lr 0.001, density 0.05
+        fedadam-ssm, L = 30, lr 0.001, density 0.05
         """
-        return f"L = {self.local_steps}, lr {self.lr:g}, density {self.density:g}"
+        return f"{self.algorithm}, L = {self.local_steps}, lr {self.lr:g}, density {self.density:g}"
+
+    @property
+    def method(self) -> Algorithm:
+        """The method with these settings."""
+        make = find(self.algorithm)
+        return make(local_steps=self.local_steps, lr=self.lr, density=self.density)
 
     def mibit(self, d: int) -> float:
         """Return the uplink per client and round in Mibit, by the paper's formula.
@@ -31,7 +38,7 @@ class Hyperparameters:
         >>> round(Hyperparameters().mibit(21_840), 3)
         0.115
         """
-        return shared_mask_bits(self.density, d) / MIBIT
+        return self.method.phase(1).paper_bits(d) / MIBIT
 
 
 CANDIDATES: Mapping[str, tuple[float, ...]] = {

@@ -130,7 +130,8 @@ def search_reasons(search: CoordinateSearch) -> list[str]:
 
 def _uplink_of(measured: Measurement, name: str) -> str:
     uplink = "stopped" if measured.mibit_or_none is None else f"{measured.mibit:.3g} Mibit"
-    return f"{getattr(measured.settings, name):g} ({uplink})"
+    value = getattr(measured.settings, name)
+    return f"{value if isinstance(value, str) else f'{value:g}'} ({uplink})"
 
 
 def next_steps(best: Hyperparameters, start: Hyperparameters) -> list[str]:

@@ -16,8 +16,11 @@ from fedsift.algorithms.fedadam_ssm_m import fedadam_ssm_m
 from fedsift.algorithms.fedadam_ssm_v import fedadam_ssm_v
 from fedsift.algorithms.fedadam_top import fedadam_top
 from fedsift.algorithms.fedadamw import fedadamw
+from fedsift.algorithms.fedavg import fedavg
+from fedsift.algorithms.fedopt import fedopt
+from fedsift.algorithms.fedprox import fedprox
 from fedsift.algorithms.fedsgd import fedsgd
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, StepContext, always
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always
 from fedsift.algorithms.onebit_adam import onebit_adam
 from fedsift.algorithms.registry import (
     METHODS,
@@ -29,10 +32,12 @@ from fedsift.algorithms.registry import (
     normalized_name,
     settings_of,
 )
+from fedsift.algorithms.scaffold import scaffold
 from fedsift.algorithms.settings import Setting
 from fedsift.algorithms.sift import sift
 from fedsift.algorithms.sparse_fedsgd import sparse_fedsgd
 from fedsift.algorithms.sparseloco import sparseloco
+from fedsift.algorithms.step_context import StepContext
 
 __all__ = [
     "METHODS",
@@ -55,12 +60,16 @@ __all__ = [
     "fedadam_ssm_v",
     "fedadam_top",
     "fedadamw",
+    "fedavg",
+    "fedopt",
+    "fedprox",
     "fedsgd",
     "find",
     "for_rounds",
     "method",
     "normalized_name",
     "onebit_adam",
+    "scaffold",
     "settings_of",
     "sift",
     "sparse_fedsgd",

@@ -1,26 +1,26 @@
 """Buffers that training changes, such as the running statistics of batch normalization.
 
-They are one more vector of the state, ``b``, which no method has to know: a method is wrapped by
-:func:`with_buffers`, and never sees that vector.
+They are one more vector of the state, ``b``, which no method has to know: :func:`with_buffers`
+wraps a method, which then never sees that vector.
 
-``"average"`` (McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
-Data", 2017, applied to every number of the model): clients upload the exact change of their
-buffers, and the server broadcasts its weighted mean, whatever the method does with the weights.
+``"average"``: clients upload the exact change of their buffers, and the server broadcasts its
+weighted mean, whatever the method does with the weights.
 
-``"local"`` (Andreux et al., "Siloed Federated Learning for Multi-Centric Histopathology Datasets",
-2020): every client keeps its own buffers in its memory, and they are never sent. FedBN (Li et al.,
-"FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", 2021) keeps the scale
-and bias of these layers on the client as well; here they are parameters like all others.
+``"local"``: X. Li, M. Jiang, X. Zhang, M. Kamp and Q. Dou, "FedBN: Federated Learning on Non-IID
+Features via Local Batch Normalization", 2021. Each client keeps its normalization layers: their
+statistics, and also their scale and bias, with all other vectors of the state at these coordinates.
+None of them changes at the server.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from fedsift.adam import AdamStep
 from fedsift.algorithms.method import (
     Algorithm,
     Context,
@@ -28,18 +28,18 @@ from fedsift.algorithms.method import (
     Memory,
     Phase,
     Q,
-    Step,
-    StepContext,
     as_sent,
     checked_message,
 )
-from fedsift.codec.update import Parts, dense
+from fedsift.codec.update import PAYLOADS, Parts, dense
 from fedsift.vector import Layout, State
 
 BUFFERS = ("average", "local", "frozen")
 """What happens to the buffers that training changes."""
-OWN = "buffers"
-"""A client's memory of its own buffers: their values, then 1 once it has trained."""
+OWN = "own_layers"
+"""A client's memory of its own layers."""
+VARIANCE = "running_var"
+"""The name of the buffers that must not be negative."""
 
 
 def with_buffers(algorithm: Algorithm, layout: Layout, buffers: str) -> Algorithm:
@@ -58,26 +58,17 @@ def with_buffers(algorithm: Algorithm, layout: Layout, buffers: str) -> Algorith
         algorithm,
         state=(*algorithm.state, "b"),
         model=lambda state, memory: torch.cat([algorithm.model(state, memory), state.b]),
-        lengths={**algorithm.lengths, "b": num_buffers},
+        lengths={**algorithm.lengths, "b": layout.buffers.d},
     )
     if buffers == "average":
         return replace(wrapped, phase=lambda round: averaged(algorithm.phase(round), layout))
+    own = OwnLayers.of(algorithm.state, layout)
     return replace(
         wrapped,
-        phase=lambda round: kept(algorithm.phase(round)),
+        phase=lambda round: kept(algorithm.phase(round), own),
         client_memory=(*algorithm.client_memory, OWN),
-        lengths={**wrapped.lengths, OWN: lambda layout: num_buffers(layout) + 1},
+        lengths={**wrapped.lengths, OWN: own.length},
     )
-
-
-def keeps_buffers(algorithm: Algorithm) -> bool:
-    """Whether clients keep their own buffers."""
-    return OWN in algorithm.client_memory
-
-
-def num_buffers(layout: Layout) -> int:
-    """Return the length of the vector of buffers."""
-    return layout.buffers.d if layout.buffers else 0
 
 
 def without_buffers(state: State) -> State:
@@ -90,32 +81,28 @@ def joined(state: State, b: Tensor) -> State:
     return State(**dict(state.items()), b=b)
 
 
-def method_update(update: LocalUpdate) -> LocalUpdate:
-    """Return what a method sees of a client's local training."""
-    return LocalUpdate(without_buffers(update.start), without_buffers(update.end))
-
-
 def averaged(phase: Phase, layout: Layout) -> Phase:
     """Return a phase that also averages the buffers."""
+    assert layout.buffers is not None
+    extra_bits = Q * layout.buffers.d
 
     def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
-        inner = with_values_of(context, update.start.b[0])
-        parts, memory = checked_message(
-            phase.send(inner, method_update(update), memory), memory, "send"
-        )
-        return (*parts, *dense({"b": update.end.b - update.start.b})), memory
+        start, end = update.start, update.end
+        inner = LocalUpdate(without_buffers(start), without_buffers(end))
+        message = phase.send(with_values_of(context, start.b[0]), inner, memory)
+        parts, after = checked_message(message, memory, "send")
+        return (*parts, *dense({"b": end.b - start.b})), after
 
     def receive(context: Context, state: State, parts: Parts) -> Parts:
-        inner = with_values_of(context, state.b)
         others = tuple(part for part in parts if "b" not in part.values)
+        inner = with_values_of(context, state.b)
         received = phase.receive(inner, without_buffers(state), others)
         return (*received, *(part for part in parts if "b" in part.values))
 
     def broadcast(context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
-        parts, memory = checked_message(
-            phase.broadcast(context, without_buffers(mean), memory), memory, "broadcast"
-        )
-        return (*parts, *dense({"b": mean.b[None]})), memory
+        message = phase.broadcast(context, without_buffers(mean), memory)
+        parts, after = checked_message(message, memory, "broadcast")
+        return (*parts, *dense({"b": mean.b[None]})), after
 
     def apply(context: Context, state: State, received: State) -> State:
         inner = with_values_of(context, state.b)
@@ -128,7 +115,7 @@ def averaged(phase: Phase, layout: Layout) -> Phase:
         receive=phase.receive if phase.receive is as_sent else receive,
         broadcast=broadcast,
         apply=apply,
-        paper_bits=lambda d: phase.paper_bits(d) + Q * num_buffers(layout),
+        paper_bits=lambda d: phase.paper_bits(d) + extra_bits,
     )
 
 
@@ -142,27 +129,109 @@ def with_values_of(context: Context, b: Tensor) -> Context:
 
 
 def clamp_variances(b: Tensor, layout: Layout) -> Tensor:
-    """Return buffers ``(n,)`` in which no running variance is negative."""
+    """Set negative running variances to zero, in place."""
     assert layout.buffers is not None
     for name, span in layout.buffers.layers.items():
-        if name.rpartition(".")[2] == "running_var":
+        if name.rpartition(".")[2] == VARIANCE:
             b[span].clamp_(min=0)
     return b
 
 
-def kept(phase: Phase) -> Phase:
-    """Return a phase in which each client keeps its own buffers."""
+@dataclass(frozen=True)
+class OwnLayers:
+    """The layers that each client keeps: all buffers, and the parameters of normalization layers.
+
+    A client's memory holds the buffers, then these parameters' coordinates of each vector of the
+    state, then 1 once the client has trained.
+    """
+
+    layout: Layout
+    vectors: tuple[str, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str], layout: Layout) -> OwnLayers:
+        """Return the layers that clients keep, if a method's state has vectors of these names."""
+        return cls(layout, tuple(name for name in names if name not in PAYLOADS))
+
+    @cached_property
+    def places(self) -> Tensor:
+        """The coordinates of the normalization layers' parameters."""
+        assert self.layout.buffers is not None
+        owners = {
+            name.rpartition(".")[0]
+            for name in self.layout.buffers.names
+            if name.rpartition(".")[2] == VARIANCE
+        }
+        spans = [
+            torch.arange(span.start, span.stop)
+            for name, span in self.layout.layers.items()
+            if name.rpartition(".")[0] in owners
+        ]
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *spans])
+
+    @property
+    def sizes(self) -> list[int]:
+        """The lengths of what the memory holds."""
+        assert self.layout.buffers is not None
+        return [self.layout.buffers.d, *[len(self.places)] * len(self.vectors), 1]
+
+    @property
+    def length(self) -> int:
+        """The length of the memory."""
+        return sum(self.sizes)
+
+    def remember(self, state: State) -> Tensor:
+        """Return the memory ``(clients, length)`` of clients that have trained."""
+        places = self.places.to(state.w.device)
+        kept = [state[name].index_select(-1, places) for name in self.vectors]
+        return torch.cat([state.b, *kept, torch.ones_like(state.b[:, :1])], dim=-1)
+
+    def restore(self, state: State, own: Tensor) -> State:
+        """Return a state ``(clients, d)`` with the clients' own layers, if they have trained."""
+        b, *kept, has_trained = torch.split(own, self.sizes, dim=-1)
+        places, is_own = self.places.to(own.device), has_trained > 0
+        changed = {"b": torch.where(is_own, b, state.b)}
+        for name, mine in zip(self.vectors, kept, strict=True):
+            x = state[name]
+            values = torch.where(is_own, mine, x.index_select(-1, places))
+            changed[name] = x.index_copy(-1, places, values)
+        return state.replace(**changed)
+
+    def erased(self, state: State) -> State:
+        """Return a state with zeros in place of the normalization layers' parameters."""
+        places = self.places.to(state.w.device)
+        zeros = {name: state[name].index_fill(-1, places, 0) for name in self.vectors}
+        return state.replace(**zeros)
+
+    def kept_from(self, before: State, after: State) -> State:
+        """Return the state after a broadcast, with the normalization layers of the one before."""
+        places = self.places.to(after.w.device)
+        kept = {
+            name: after[name].index_copy(-1, places, before[name].index_select(-1, places))
+            for name in self.vectors
+        }
+        return after.replace(**kept)
+
+    def values(self, values: Tensor, own: Tensor) -> Tensor:
+        """Return a model's weights and buffers, with the layers of a client that has trained."""
+        b, mine, *_ = torch.split(own[0], self.sizes)
+        w, _ = self.layout.split(values)
+        return torch.cat([w.index_copy(0, self.places.to(w.device), mine), b])
+
+
+def kept(phase: Phase, own: OwnLayers) -> Phase:
+    """Return a phase in which each client keeps its normalization layers."""
 
     def local_start(state: State, memory: Memory) -> State:
         start = phase.local_start(without_buffers(state), without_own(memory))
-        return joined(start, own_buffers(state.b, memory))
+        return own.restore(joined(start, state.b), memory[OWN])
 
     def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
+        start, end = (own.erased(without_buffers(x)) for x in (update.start, update.end))
         inner = without_own(memory)
-        message = phase.send(context, method_update(update), inner)
+        message = phase.send(context, LocalUpdate(start, end), inner)
         parts, after = checked_message(message, inner, "send")
-        b = update.end.b
-        return parts, {**after, OWN: torch.cat([b, torch.ones_like(b[:, :1])], dim=-1)}
+        return parts, {**after, OWN: own.remember(update.end)}
 
     def receive(context: Context, state: State, parts: Parts) -> Parts:
         return phase.receive(context, without_buffers(state), parts)
@@ -171,13 +240,13 @@ def kept(phase: Phase) -> Phase:
         return phase.broadcast(context, without_buffers(mean), memory)
 
     def apply(context: Context, state: State, received: State) -> State:
-        after = phase.apply(context, without_buffers(state), without_buffers(received))
-        return joined(after, state.b)
+        before = without_buffers(state)
+        after = phase.apply(context, before, without_buffers(received))
+        return joined(own.kept_from(before, after), state.b)
 
     return replace(
         phase,
         local_start=local_start,
-        step=phase.step if isinstance(phase.step, AdamStep) else KeepOwn(phase.step),
         send=send,
         receive=phase.receive if phase.receive is as_sent else receive,
         broadcast=broadcast,
@@ -185,29 +254,23 @@ def kept(phase: Phase) -> Phase:
     )
 
 
+def keeps_layers(algorithm: Algorithm) -> bool:
+    """Whether clients keep their own layers."""
+    return OWN in algorithm.client_memory
+
+
+def mean_layers(memories: Iterable[Memory]) -> Memory:
+    """Return a memory with the mean of the layers that some clients keep."""
+    return {OWN: torch.cat([memory[OWN] for memory in memories]).mean(0, keepdim=True)}
+
+
+def client_values(layout: Layout, state: State, values: Tensor, memory: Memory | None) -> Tensor:
+    """Return the weights and buffers with which a client with this memory uses the model."""
+    if memory is None or OWN not in memory:
+        return values
+    return OwnLayers.of(state.names, layout).values(values, memory[OWN])
+
+
 def without_own(memory: Memory) -> Memory:
     """Return what a method sees of a client's memory."""
     return {name: x for name, x in memory.items() if name != OWN}
-
-
-def own_buffers(initial: Tensor, memory: Memory) -> Tensor:
-    """Return a client's buffers ``(clients, n)``: the initial ones until it has trained."""
-    own = memory[OWN]
-    return torch.where(own[:, -1:] > 0, own[:, :-1], initial)
-
-
-@dataclass(frozen=True)
-class KeepOwn:
-    """A method's step, which may change the client's memory but does not know its buffers."""
-
-    step: Step
-
-    def __call__(
-        self, x: State, gradient: Tensor, context: StepContext
-    ) -> State | tuple[State, Memory]:
-        """Return the step's result, with the client's buffers in its memory if it returns one."""
-        result = self.step(x, gradient, context)
-        if isinstance(result, State):
-            return result
-        after, memory = result
-        return after, {**memory, OWN: context.memory[OWN]}

@@ -24,17 +24,10 @@ import torch
 from torch import Tensor
 
 from fedsift.algorithms.directions import directions
-from fedsift.algorithms.method import (
-    Algorithm,
-    Context,
-    LocalUpdate,
-    Memory,
-    Phase,
-    StepContext,
-    always,
-)
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, always
 from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import COUNT, POSITIVE, LearningRate, Range, Setting
+from fedsift.algorithms.step_context import StepContext
 from fedsift.codec.update import Parts, dense
 from fedsift.codec.values import Bit
 from fedsift.vector import State

@@ -5,7 +5,7 @@ The paper, section III-A.
 Every client takes L Adam steps from the global (W, M, V) and uploads three dense tensors. The
 server adds their weighted means. This is not the FedAdam of Reddi et al. ("Adaptive Federated
 Optimization", ICLR 2021), which Flower has under the same name: there, clients run SGD and the
-*server* runs Adam.
+*server* runs Adam. That method is :func:`fedsift.algorithms.fedopt`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def fedadam(
     """Local Adam with ΔW, ΔM and ΔV sent in full.
 
     Uplink per client and round: 3dq bits.
+
+    What Flower calls FedAdam is ``fedopt(server="adam")``: its *server* runs Adam.
 
     >>> fedadam(lr=0.01)
     fedadam(local_steps=30, lr=0.01, beta1=0.9, beta2=0.999, eps=1e-06)

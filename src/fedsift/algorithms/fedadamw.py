@@ -21,16 +21,7 @@ import torch
 from torch import Tensor
 
 from fedsift.adam import AdamStep
-from fedsift.algorithms.method import (
-    Algorithm,
-    Context,
-    LocalUpdate,
-    Memory,
-    Phase,
-    Q,
-    StepContext,
-    always,
-)
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Q, always
 from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import (
     BELOW_ONE,
@@ -42,6 +33,7 @@ from fedsift.algorithms.settings import (
     LocalSteps,
     Setting,
 )
+from fedsift.algorithms.step_context import StepContext
 from fedsift.codec.update import Parts, dense, sparse
 from fedsift.vector import State
 

@@ -2,8 +2,8 @@
 
 The paper, section III-A, equation (2).
 
-Others call this FedAvg (McMahan et al., AISTATS 2017), with one difference: here as in the paper,
-a client's weight in the mean is its mini-batch size, min(batch size, n), where n is its number of
+FedAvg (:func:`fedsift.algorithms.fedavg`) differs in the clients' weights in the mean. Here they
+are the mini-batch sizes, min(batch size, n), as in the paper, where n is the client's number of
 samples. FedAvg weights clients by n.
 """
 
@@ -20,6 +20,7 @@ from fedsift.algorithms.method import (
     Memory,
     Phase,
     Q,
+    Step,
     always,
     broadcast_all,
 )
@@ -27,6 +28,7 @@ from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import LearningRate, LocalSteps
 from fedsift.codec.update import Parts, dense
 from fedsift.errors import explain_renamed
+from fedsift.task import NumSteps
 from fedsift.vector import State
 
 
@@ -39,17 +41,17 @@ def fedsgd(local_steps: LocalSteps = 30, lr: LearningRate = 1e-3) -> Algorithm:
     >>> fedsgd().phase(1).paper_bits(100)
     3200
     """
-    return Algorithm(
-        always(
-            Phase(
-                local_steps,
-                step=SgdStep(lr),
-                send=send_delta_w,
-                broadcast=broadcast_all(("w",)),
-                paper_bits=lambda d: d * Q,
-            )
-        ),
-        state=("w",),
+    return Algorithm(always(local_sgd(local_steps, SgdStep(lr))), state=("w",))
+
+
+def local_sgd(local_steps: NumSteps, step: Step) -> Phase:
+    """Local steps from the global W, with ΔW sent in full and its mean added to W."""
+    return Phase(
+        local_steps,
+        step,
+        send=send_delta_w,
+        broadcast=broadcast_all(("w",)),
+        paper_bits=lambda d: d * Q,
     )
 
 

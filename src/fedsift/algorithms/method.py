@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsift.algorithms.settings import GivenSetting
+from fedsift.algorithms.step_context import StepContext
 from fedsift.codec.update import PAYLOADS, ROLES, Part, Parts, Role, by_role, dense, sparse
 from fedsift.schedules import describe
 from fedsift.selection.difference import Difference
@@ -46,6 +47,8 @@ class Context:
     ``clients`` are the clients of the stack, and empty where the server acts for all.
     ``gradient(w, x, y)`` is the gradient ``(d,)`` of the task's loss at weights w ``(d,)``, with
     the model in evaluation mode. It can itself be differentiated with respect to x and y.
+    ``merged_share`` is the share of all clients whose updates are in the mean, in ``broadcast``;
+    0 elsewhere.
     """
 
     layout: Layout
@@ -53,6 +56,7 @@ class Context:
     seed: int
     clients: tuple[int, ...]
     gradient: LossGradient = field(default=no_gradient, repr=False, compare=False)
+    merged_share: float = 0.0
 
     @classmethod
     def of(cls, task: Task, round: int, clients: tuple[int, ...] = ()) -> Context:
@@ -63,72 +67,6 @@ class Context:
     def d(self) -> int:
         """Number of model parameters."""
         return self.layout.d
-
-
-class StepContext:
-    """What a local step knows besides the state and the gradient.
-
-    All that a client knows of the server is the state that was broadcast: anything else would be
-    traffic that is not counted. ``start`` is the state ``(clients, d)`` at the start of the round,
-    ``memory`` the client's own memory, ``seed`` the seed of the run. ``round`` and ``step`` count
-    from 1. They are tensors without axes, because one CUDA graph serves all rounds and steps.
-
-    Each tensor is created when a step first reads it, so steps that need none cost nothing.
-    """
-
-    def __init__(
-        self,
-        seed: int,
-        number: Callable[[int], Tensor],
-        round: int,
-        start: Callable[[], State],
-        memory: Callable[[], Memory],
-    ) -> None:
-        self.seed = seed
-        self._number, self._round, self._steps = number, round, 0
-        self._start, self._memory = start, memory
-
-    @cached_property
-    def start(self) -> State:
-        """The state at the start of the round."""
-        return self._start()
-
-    @cached_property
-    def memory(self) -> Memory:
-        """The client's memory."""
-        return self._memory()
-
-    @cached_property
-    def round(self) -> Tensor:
-        """The number of the round."""
-        return self._number(self._round)
-
-    @cached_property
-    def step(self) -> Tensor:
-        """The number of the step."""
-        return self._number(self._steps)
-
-    def advance(self) -> None:
-        """Begin the next step."""
-        self._steps += 1
-        if "step" in self.__dict__:
-            self.step.add_(1)
-
-    def restart(self, round: int) -> None:
-        """Return to the time before the first step of a round."""
-        self._round, self._steps = round, 0
-        for name, number in (("round", round), ("step", 0)):
-            if self.was_read(name):
-                getattr(self, name).fill_(number)
-
-    def forget(self) -> None:
-        """Create all tensors again when they are read next."""
-        for name in ("start", "memory", "round", "step"):
-            self.__dict__.pop(name, None)
-
-    def was_read(self, name: str) -> bool:
-        """Whether a step has read an attribute."""
-        return name in self.__dict__
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +196,8 @@ SIGNATURES = {
 class Phase:
     """The functions of a round, in the order in which they are called.
 
-    ``local_start(state, memory)``: where a client's local training starts;
+    ``local_start(state, memory)``: where a client's local training starts. It may add vectors, such
+    as a momentum, which then last for this round;
     ``step(x, gradient, context)``: one local step; it returns the next x, or x and those
     vectors of the client's memory that it changes;
     ``points(x, context)``: for methods without gradients. It yields weights ``(clients, d)``, and
@@ -322,7 +261,8 @@ class Algorithm:
     return to the user, given the global state and the server's memory. ``lengths`` are the lengths
     of payloads and memories that do not have one number per parameter. ``weights`` are the clients'
     weights in the mean: ``"batch"``, their mini-batch sizes; ``"examples"``, their numbers of
-    samples; or ``"equal"``.
+    samples; or ``"equal"``. ``server_start`` are the values with which the server's memories start,
+    for those that do not start at zero.
     """
 
     phase: Callable[[int], Phase]
@@ -332,6 +272,7 @@ class Algorithm:
     state: tuple[str, ...] = MOMENTS
     lengths: Mapping[str, Length] = field(default_factory=dict)
     weights: Weights = "batch"
+    server_start: Mapping[str, float] = field(default_factory=dict)
     name: str = ""
     settings: Mapping[str, GivenSetting] = field(default_factory=dict)
 
@@ -360,6 +301,11 @@ class Algorithm:
         zeros = {name: values.new_zeros(layout.length(name)) for name in self.state}
         w, b = layout.split(values)
         return State(**{**zeros, "w": w.clone(), **({"b": b.clone()} if layout.buffers else {})})
+
+    def initial_server_memory(self, layout: Layout, like: Tensor) -> dict[str, Tensor]:
+        """Return the server's memory before round 1."""
+        zeros = zero_memory(self.server_memory, layout, like)
+        return {name: x + self.server_start.get(name, 0.0) for name, x in zeros.items()}
 
     def zero_update(self, layout: Layout, w: Tensor) -> State:
         """Return zeros for everything that clients or the server may send."""

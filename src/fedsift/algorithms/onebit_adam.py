@@ -17,9 +17,10 @@ from torch import Tensor
 
 from fedsift.adam import direction, first_moment
 from fedsift.algorithms.fedadam import fedadam
-from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Q, StepContext
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Q
 from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import COUNT, Beta1, Beta2, Epsilon, LearningRate, Setting
+from fedsift.algorithms.step_context import StepContext
 from fedsift.codec.update import Parts, dense, residual_after
 from fedsift.codec.values import Sign
 from fedsift.vector import State

@@ -258,7 +258,7 @@ def require_own_rounds(algorithm: Algorithm) -> None:
 
 def require_same_form(first: Algorithm, made: Algorithm, values: Iterable[Any]) -> None:
     """Refuse settings that change the state, the memories or the weights between rounds."""
-    parts = ("state", "client_memory", "server_memory", "lengths", "weights")
+    parts = ("state", "client_memory", "server_memory", "lengths", "weights", "server_start")
     if any(getattr(first, part) != getattr(made, part) for part in parts):
         given = ", ".join(f"{key}={value}" for key, value in values)
         raise ConfigError(

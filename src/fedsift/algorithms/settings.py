@@ -70,6 +70,7 @@ class Setting:
 Density = Annotated[float, Setting("α = k/d, the share of coordinates a client sends", SHARE)]
 LocalSteps = Annotated[int, Setting("L, the local mini-batch steps per round", COUNT)]
 LearningRate = Annotated[float, Setting("Learning rate of the local steps", POSITIVE)]
+ServerLearningRate = Annotated[float, Setting("Learning rate of the server", POSITIVE)]
 Beta1 = Annotated[float, Setting("β₁, the decay of the first moment", BELOW_ONE)]
 Beta2 = Annotated[float, Setting("β₂, the decay of the second moment", BELOW_ONE)]
 Epsilon = Annotated[float, Setting("ε, inside Adam's square root", POSITIVE)]

@@ -15,7 +15,6 @@ exactly, at every coordinate that any client sent.
 from __future__ import annotations
 
 import math
-from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -24,7 +23,6 @@ from fedsift.adam import AdamStep
 from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Q, always
 from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import (
-    POSITIVE,
     Beta1,
     Beta2,
     Density,
@@ -32,7 +30,7 @@ from fedsift.algorithms.settings import (
     LearningRate,
     LocalSteps,
     ResidualDecay,
-    Setting,
+    ServerLearningRate,
 )
 from fedsift.codec.update import CodedValues, Part, Parts, residual_after, sparse
 from fedsift.codec.values import Linear
@@ -43,14 +41,13 @@ CHUNK = 4096
 """Consecutive coordinates that share a top-k mask."""
 BLOCK = 256
 """Values that share a scale."""
-OuterLearningRate = Annotated[float, Setting("Learning rate of the server", POSITIVE)]
 
 
 @method("sparseloco", label="SparseLoCo", color="#16202a", dashed=True)
 def sparseloco(
     density: Density = 1 / 64,
     decay: ResidualDecay = 0.95,
-    outer_lr: OuterLearningRate = 1.0,
+    outer_lr: ServerLearningRate = 1.0,
     local_steps: LocalSteps = 30,
     lr: LearningRate = 1e-3,
     beta1: Beta1 = 0.9,

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedsift.algorithms.buffers import client_values
 from fedsift.federation.snapshot import Snapshot
 from fedsift.report.collect import ReportedRun
 from fedsift.report.html import write_report
@@ -55,9 +56,15 @@ class Result:
         """The time of all rounds."""
         return float(self.history[-1]["seconds"]) if self.history else 0.0
 
-    def load_into(self, model: nn.Module) -> None:
-        """Set a model's parameters, and the buffers that training changes, to the trained ones."""
-        self.layout.write(self.weights, model)
+    def load_into(self, model: nn.Module, client: int | None = None) -> None:
+        """Set a model's parameters, and the buffers that training changes, to the trained ones.
+
+        With a client, to those with which this client uses the model: it has its own normalization
+        layers if ``buffers="local"``.
+        """
+        memory = None if client is None else self.snapshot.client_memory.get(client)
+        values = client_values(self.layout, self.state, self.weights, memory)
+        self.layout.write(values, model)
 
     def report(self, path: str | Path) -> None:
         """Write a self-contained HTML report of this run."""

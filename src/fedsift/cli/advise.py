@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fedsift.cli.bounds import option
 from fedsift.cli.exit_codes import user_input
-from fedsift.cli.options import DataDir, Json
+from fedsift.cli.options import Data, DataDir, Json
 from fedsift.cli.terminal import err, out, plain_table
 
 if TYPE_CHECKING:
@@ -22,18 +20,25 @@ if TYPE_CHECKING:
 
 
 def advise(
-    dataset: Annotated[str, option("--dataset", "Data set.")] = "digits",
-    model: Annotated[str, option("--model", "Model; auto picks one that fits the data.")] = "auto",
+    dataset: Annotated[str | None, option("--dataset", "Data set.", "digits")] = None,
+    data: Data = None,
+    model: Annotated[
+        str | None, option("--model", "Model; auto picks one that fits the data.", "auto")
+    ] = None,
+    loss: Annotated[
+        str | None, option("--loss", "Loss: package.module:function.", "cross-entropy")
+    ] = None,
     budget_mbit: Annotated[
         float, option("--budget-mbit", "Uplink budget per client in Mibit, the paper's unit.")
     ] = 50.0,
     target: Annotated[
-        float | None,
-        typer.Option("--target", help="Accuracy to reach.", show_default="what the defaults reach"),
+        float | None, option("--target", "Accuracy to reach.", "what the defaults reach")
     ] = None,
-    clients: Annotated[int, option("--clients", "Number of clients.")] = 20,
-    partition: Annotated[str, option("--partition", "iid, dirichlet or documents.")] = "iid",
-    theta: Annotated[float, option("--theta", "Dirichlet concentration.")] = 0.1,
+    clients: Annotated[int | None, option("--clients", "Number of clients.", "20")] = None,
+    partition: Annotated[
+        str | None, option("--partition", "iid, dirichlet or documents.", "iid")
+    ] = None,
+    theta: Annotated[float | None, option("--theta", "Dirichlet concentration.", "0.1")] = None,
     batch_size: Annotated[int, option("--batch-size", "Samples per local step; 0: all.")] = 64,
     seed: Annotated[int, option("--seed", "Seed of weights, partition and mini-batches.")] = 0,
     calibration_rounds: Annotated[
@@ -42,23 +47,28 @@ def advise(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Recommend L, the learning rate and the density of FedAdam-SSM for a task.
+    """Recommend L, the learning rate and the density of FedAdam-SSM for a task, or `sift` for it.
 
     Runs a short calibration on the training data, a few minutes; it does not use the test set.
 
-    Example: `fedsift advise --partition dirichlet --budget-mbit 10 --target 0.9`
+    Examples:
+    * `fedsift advise --partition dirichlet --budget-mbit 10 --target 0.9`
+
+    * `fedsift advise --data my_data:load --model my_model:make`
+
     """
     from fedsift.advise.calibration import advise as calibrate
     from fedsift.advise.calibration import calibration_task
-    from fedsift.data.folder import use_existing_data_folder
+    from fedsift.cli.settings import merge_config_file
     from fedsift.runs.config import RunConfig
 
-    values = {
-        "dataset": dataset, "model": model, "clients": clients, "partition": partition,
-        "theta": theta, "batch_size": batch_size, "seed": seed,
+    given = {
+        "dataset": dataset, "data": data, "model": model, "loss": loss, "clients": clients,
+        "partition": partition, "theta": theta, "batch_size": batch_size, "seed": seed,
     }  # fmt: skip
     with user_input():
-        use_existing_data_folder(data_dir)
+        values = merge_config_file(None, {**given, "data_dir": data_dir})
+        values.pop("data_dir", None)
         task = calibration_task(RunConfig.from_values(values))
         with progress_line() as show_line:
             advice = calibrate(
@@ -66,7 +76,7 @@ def advise(
                 on_settings=lambda line: err.print(line, highlight=False, soft_wrap=True),
                 on_round=show_line,
             )  # fmt: skip
-    command = command_line({**values, **({"data_dir": data_dir} if data_dir else {})}, advice)
+    command = command_line({**given, "data_dir": data_dir}, advice)
     if as_json:
         print(json.dumps({**advice.json(), "command": command}, indent=2, allow_nan=False))
     else:
@@ -84,17 +94,17 @@ def progress_line() -> Iterator[LineCallback]:
 
 def command_line(values: dict[str, Any], advice: Advice) -> str:
     """Return the command for a run with the recommended settings."""
-    settings = {**values, **vars(advice.choice), "rounds": max(advice.rounds, 1)}
-    if values["partition"] != "dirichlet":
-        del settings["theta"]
-    words = ((f"--{key.replace('_', '-')}", str(value)) for key, value in settings.items())
-    return "fedsift run " + shlex.join(word for pair in words for word in pair)
+    from fedsift.cli.settings import command_text
+
+    chosen = {**vars(advice.choice), "rounds": max(advice.rounds, 1)}
+    return command_text("run", {**values, **chosen})
 
 
 def print_advice(advice: Advice, command: str) -> None:
     """Print the recommendation and its reasons."""
     table = plain_table("recommendation", show_header=False)
     choice = advice.choice
+    table.add_row("algorithm", choice.algorithm)
     table.add_row("local steps", str(choice.local_steps))
     table.add_row("learning rate", f"{choice.lr:g}")
     table.add_row("density", f"{choice.density:g}")

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from fedsift.theory.convergence import Bound, ConvergenceSetting
 
 
-def option(flag: str, text: str) -> Any:
-    """Return an option with its help text."""
-    return typer.Option(flag, help=text)
+def option(flag: str, text: str, shown_default: str | bool = True) -> Any:
+    """Return an option with its help text; a default of None is shown as ``shown_default``."""
+    return typer.Option(flag, help=text, show_default=shown_default)
 
 
 def bounds(

@@ -6,7 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsift.cli.options import METHOD_NAMES, OTHER_METHODS, Config, DataDir, Out, with_run_options
+from fedsift.cli.options import (
+    METHOD_NAMES,
+    OTHER_METHODS,
+    Config,
+    Data,
+    DataDir,
+    Out,
+    with_run_options,
+)
 
 
 @with_run_options
@@ -21,6 +29,7 @@ def compare(
     target: Annotated[
         float | None, typer.Option("--target", help="Test accuracy to reach, in (0, 1].")
     ] = None,
+    data: Data = None,
     config: Config = None,
     out: Out = None,
     data_dir: DataDir = None,
@@ -36,5 +45,5 @@ def compare(
     """
     from fedsift.cli.comparison import start_comparison
 
-    options = {"algorithms": algorithms, "target": target, "out": out, "data_dir": data_dir}
-    start_comparison(config, {**options, **given})
+    options = {"algorithms": algorithms, "target": target, "data": data, "out": out}
+    start_comparison(config, {**options, "data_dir": data_dir, **given})

@@ -22,7 +22,7 @@ from fedsift.runs.config import RunConfig
 from fedsift.runs.disk import replace_file
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.records import last_round
-from fedsift.runs.run import federation_of, train_for_rank_zero
+from fedsift.runs.run import federation_of, train_for_rank_zero, with_clients
 
 Run = tuple[RunFolder, RunConfig]
 
@@ -65,14 +65,15 @@ def open_folders(path: Path, configs: Sequence[RunConfig]) -> tuple[list[Run], i
     Everything is checked before the first folder is created.
     """
     RunFolder(path).require_free()
-    parameters = federation_of(configs[0]).task.layout.d  # data and model are the same for all
+    federation = federation_of(configs[0])  # data and model are the same for all
+    configs = [with_clients(config, federation) for config in configs]
     for config in configs:
         RunFolder(path / folder_name(config.algorithm)).has_run(config)
     folders = [
         RunFolder.create_or_continue(path / folder_name(config.algorithm), config)
         for config in configs
     ]
-    return list(zip(folders, configs, strict=True)), parameters
+    return list(zip(folders, configs, strict=True)), federation.task.layout.d
 
 
 def train_all(runs: Sequence[Run], command: str) -> None:

@@ -23,6 +23,7 @@ from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.run import federation_of
 from fedsift.runs.sigterm import exit_on_sigterm
+from fedsift.task.user_code import is_user_code
 
 if TYPE_CHECKING:
     from fedsift.flower.local import LocalFederation
@@ -47,6 +48,8 @@ def start_demo(
         for key, value in fixed.items():
             if values.get(key, value) not in (value, DEFAULTS[key]):
                 raise ConfigError(f"{key} applies to simulations only: leave it out")
+        if is_user_code(str(values.get("dataset", ""))):
+            raise ConfigError("the demo trains on built-in data sets: choose one with --dataset")
         config = RunConfig.from_values({**defaults, **values, **fixed})
         simulated = federation_of(replace(config, wire="real"))  # refuses invalid settings
         path = path or new_folder(f"flower-{config.algorithm}")

@@ -19,6 +19,7 @@ TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 DEFAULTS: Mapping[str, Any] = {key: about["default"] for key, about in catalog()["run"].items()}
 """The defaults of ``fedsift run``."""
 METHOD_NAMES = ", ".join(method["name"] for method in catalog()["methods"])
+NAMING = "fedadam runs Adam on the clients; what Flower calls FedAdam is fedopt."
 OTHER_METHODS = (
     "compressed-NAME compresses what that method sends; package.module:method is your own."
 )
@@ -31,6 +32,7 @@ PANELS: dict[str, dict[str, str]] = {
         "dataset": f"Data set: {', '.join(catalog()['datasets'])}.",
         "model": f"Model: {', '.join(catalog()['models'])}; auto picks one that fits the data; "
         "package.module:factory is your own.",
+        "loss": "Loss: package.module:function of the model's output and y; auto is cross-entropy.",
         "partition": "How the data is split across clients: iid, dirichlet or documents.",
         "theta": "Dirichlet concentration; smaller values make clients less alike.",
     },
@@ -203,8 +205,17 @@ Method = Annotated[
     str | None,
     typer.Option(
         "--algorithm",
-        help=f"One of: {METHOD_NAMES}. {OTHER_METHODS}",
+        help=f"One of: {METHOD_NAMES}. {NAMING} {OTHER_METHODS}",
         show_default="fedadam-ssm",
+    ),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        help="Your own data instead of a data set: package.module:function, which returns "
+        "(clients, test).",
+        rich_help_panel="Data and model",
     ),
 ]
 Config = Annotated[

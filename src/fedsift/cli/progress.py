@@ -24,7 +24,7 @@ def run_progress(config: RunConfig, parameters: int, finished: int = 0) -> Itera
 
         def show(record: Mapping[str, Any]) -> None:
             nonlocal has_warned
-            if not record["clients"] and not has_warned:
+            if record["round"] and not record["clients"] and not has_warned:
                 err.print(empty_round(record), style="yellow", markup=False, highlight=False)
                 has_warned = True
             for display in displays:

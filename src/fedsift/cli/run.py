@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsift.cli.options import Config, DataDir, Method, Out, with_run_options
+from fedsift.cli.options import Config, Data, DataDir, Method, Out, with_run_options
 
 
 @with_run_options
 def run(
     *,
     algorithm: Method = None,
+    data: Data = None,
     config: Config = None,
     out: Out = None,
     data_dir: DataDir = None,
@@ -32,12 +33,14 @@ def run(
 
     * `fedsift run --dataset fashion-mnist --density 0.01 --lr 0.002`
 
+    * `fedsift run --data my_data:load --model my_model:make --lr 0.002`
+
     * `fedsift run --config runs/sift/config.toml --seed 1`
 
     """
     from fedsift.cli.training import start_run
 
-    options = {"algorithm": algorithm, "out": out, "data_dir": data_dir, **given}
+    options = {"algorithm": algorithm, "data": data, "out": out, "data_dir": data_dir, **given}
     start_run(config, options)
 
 

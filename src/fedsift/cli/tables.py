@@ -15,17 +15,17 @@ from fedsift.runs.compare import Row, dense_fedadam_bytes, mibit
 from fedsift.runs.config import RunConfig
 
 
-def summary_table(summary: Mapping[str, Any]) -> Table:
-    """Return the closing table of a run."""
+def summary_table(summary: Mapping[str, Any], loss: float | None = None) -> Table:
+    """Return the closing table of a run; the final loss is shown if there is no accuracy."""
     table = plain_table(f"{summary['algorithm']} on {summary['dataset']}", show_header=False)
     table.add_column(style="dim")
     table.add_column()
-    for name, value in summary_rows(summary).items():
+    for name, value in summary_rows(summary, loss).items():
         table.add_row(name, value)
     return table
 
 
-def summary_rows(summary: Mapping[str, Any]) -> dict[str, str]:
+def summary_rows(summary: Mapping[str, Any], loss: float | None) -> dict[str, str]:
     """Return the names and values of the closing table."""
     sent = summary["uplink_bytes"]
     dense = dense_fedadam_bytes(
@@ -36,8 +36,7 @@ def summary_rows(summary: Mapping[str, Any]) -> dict[str, str]:
         "model": f"{summary['model']}, {summary['parameters']:,} parameters",
         "federation": f"{number_of(summary['clients'], 'client')}, "
         f"{number_of(summary['rounds'], 'round')}, data {partition_text(summary)}",
-        "final accuracy": percent(summary["final_accuracy"]),
-        "best accuracy": percent(summary["best_accuracy"]),
+        **quality_rows(summary, loss),
         "uplink per client": f"{file_size(sent)}, {ratio} fewer than dense FedAdam",
         "dense FedAdam would send": file_size(dense),
         "by the paper's formula": f"{mibit(summary):.2f} Mibit",
@@ -47,6 +46,17 @@ def summary_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     if summary.get("rejected"):
         rows["rejected"] = f"{summary['rejected']:,} updates; metrics.jsonl has the reasons"
     return rows
+
+
+def quality_rows(summary: Mapping[str, Any], loss: float | None) -> dict[str, str]:
+    """Return the accuracies, or the loss if there are none.
+
+    >>> quality_rows({"final_accuracy": None}, loss=0.25)
+    {'final test loss': '0.25'}
+    """
+    if summary["final_accuracy"] is None and loss is not None:
+        return {"final test loss": f"{loss:.4g}"}
+    return {f"{x} accuracy": percent(summary[f"{x}_accuracy"]) for x in ("final", "best")}
 
 
 def partition_text(summary: Mapping[str, Any]) -> str:

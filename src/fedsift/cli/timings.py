@@ -192,7 +192,7 @@ def server_seconds(federation: Federation, snapshot: Snapshot, device: str, roun
         for result in results:
             inbox.take_all(result) if isinstance(result, Results) else inbox.take(result)
         inbox.merge_held()
-        federation.broadcast(replace(snapshot, round=job.round), job.phase, inbox.total.mean())
+        federation.broadcast(replace(snapshot, round=job.round), job.phase, inbox)
 
     return median_seconds(device, rounds, serve)[0]
 

@@ -15,11 +15,12 @@ from fedsift.cli.progress import run_progress
 from fedsift.cli.reports import written_or_explained
 from fedsift.cli.settings import merge_config_file, new_folder
 from fedsift.cli.tables import summary_table
-from fedsift.cli.terminal import out
+from fedsift.cli.terminal import err, out
 from fedsift.data.folder import use_existing_data_folder
 from fedsift.engine.processes.torchrun import process_group, rank
 from fedsift.errors import ConfigError, Diverged, TooFewClients, WorkerDied
 from fedsift.federation.round import Federation
+from fedsift.progress import training_warning
 from fedsift.report.collect import ReportedRun, read_run
 from fedsift.report.html import write_report
 from fedsift.runs.config import PythonConfig, RunConfig
@@ -32,6 +33,7 @@ from fedsift.runs.run import (
     run_summary,
     train_for_rank_zero,
     train_rounds,
+    with_clients,
 )
 from fedsift.runs.sigterm import exit_on_sigterm
 from fedsift.runs.tensorboard import log_to_tensorboard
@@ -49,6 +51,7 @@ def start_run(config_file: Path | None, given: Mapping[str, Any]) -> None:
                 train_for_rank_zero([config])
                 return
             federation = federation_of(config)
+            config = with_clients(config, federation)
             path = path or new_folder(f"{config.dataset}-{config.algorithm}")
             folder = RunFolder.create(path, config)
         train_and_report(folder, config, federation, data_dir)
@@ -86,7 +89,7 @@ def train_and_report(
     if data_dir:
         command += f" --data-dir {shlex.quote(str(data_dir))}"
     shown = run_with_progress(folder, config, federation, command)
-    out.print(summary_table(shown.summary))
+    out.print(summary_table(shown.summary, shown.history[-1]["loss"]))
     with written_or_explained("report", folder.path / "report.html", folder.path) as report:
         write_report([shown], report, f"{config.algorithm} on {config.dataset}")
 
@@ -102,6 +105,8 @@ def run_with_progress(
         restored = restore_run(folder, federation)
         history = train_with_progress(folder, config, federation, restored)
         folder.write_summary(run_summary(config, federation, history))
+    if warning := training_warning(history, folder.labels(), config.flat().get("lr")):
+        err.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
     return read_run(folder.path)
 
 

@@ -138,7 +138,7 @@ DATASETS: dict[str, DatasetEntry] = {
 
 
 def load(name: str) -> Dataset:
-    """Load the data set with this name.
+    """Load the data set with this name, in which ``_`` is the same as ``-``.
 
     >>> load("digits").shape
     (1, 8, 8)
@@ -166,6 +166,7 @@ def digest_of(name: str) -> str:
 
 
 def _entry(name: str) -> DatasetEntry:
+    name = name.replace("_", "-")
     if name not in DATASETS:
         raise ValueError(f"unknown dataset {name!r}; choose one of: {', '.join(DATASETS)}")
     return DATASETS[name]

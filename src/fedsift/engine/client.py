@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedsift.algorithms.method import Context, LocalUpdate, Memory, StepContext, checked_message
+from fedsift.algorithms.method import Context, LocalUpdate, Memory, checked_message
+from fedsift.algorithms.step_context import StepContext
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.update import Update
 from fedsift.codec.value_coder import at_least_float32

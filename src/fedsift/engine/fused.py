@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fedsift.adam import AdamStep, clipped
-from fedsift.algorithms.method import Memory, Step, StepContext
+from fedsift.algorithms.method import Memory, Step
+from fedsift.algorithms.step_context import StepContext
 from fedsift.engine.cpu import native
 from fedsift.selection.backend import can_use_triton
 from fedsift.vector import State

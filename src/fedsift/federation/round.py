@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import torch
 from torch import Tensor, nn
 
-from fedsift.algorithms.buffers import keeps_buffers, own_buffers
+from fedsift.algorithms.buffers import client_values, keeps_layers, mean_layers
 from fedsift.algorithms.method import (
     Algorithm,
     Context,
@@ -106,31 +105,29 @@ class Federation:
         state = self.algorithm.initial_state(self.task.layout, values)
         limits = Limits(max_abs=float("inf"))
         _, size = self.wire.send(full_update(state), self.frame_spec(0, bytes(8)), limits)
-        memory = zero_memory(self.algorithm.server_memory, self.task.layout, state.w)
+        memory = self.algorithm.initial_server_memory(self.task.layout, state.w)
         return Snapshot(0, state, memory, InMemory(), Traffic(downlink_bytes=size))
 
     def model_weights(self, snapshot: Snapshot) -> Tensor:
         """Return the weights to evaluate and to return to the user, followed by the buffers.
 
-        If clients keep their own buffers, these are the mean over the clients of the last round.
+        If clients keep their own layers, these are the mean over the clients of the last round.
         """
         values = self.algorithm.model(snapshot.state, snapshot.server_memory)
-        if not keeps_buffers(self.algorithm):
-            return values
         known = [n for n in self.cohort(snapshot.round) if n in snapshot.client_memory]
-        own = [self.client_weights(snapshot, n) for n in known]
-        return torch.stack(own).mean(0) if own else values
+        if not known or not keeps_layers(self.algorithm):
+            return values
+        memory = mean_layers(snapshot.client_memory[n] for n in known)
+        return client_values(self.task.layout, snapshot.state, values, memory)
 
     def client_weights(self, snapshot: Snapshot, client: int) -> Tensor:
         """Return the weights and buffers with which a client uses the model.
 
-        They differ from those of :meth:`model_weights` if clients keep their own buffers.
+        They differ from those of :meth:`model_weights` if clients keep their own layers.
         """
         values = self.algorithm.model(snapshot.state, snapshot.server_memory)
-        if not keeps_buffers(self.algorithm) or client not in snapshot.client_memory:
-            return values
-        w, b = self.task.layout.split(values)
-        return torch.cat([w, own_buffers(b, snapshot.client_memory[client])[0]])
+        memory = snapshot.client_memory.get(client)
+        return client_values(self.task.layout, snapshot.state, values, memory)
 
     def trained_model(self, snapshot: Snapshot) -> nn.Module:
         """Return a copy of the model with the weights to evaluate, in evaluation mode."""
@@ -164,7 +161,7 @@ class Federation:
         after = replace(before, round=round, client_memory=memories, norms=norms, receipts=receipts)
         broadcast_bytes, clamped = 0, 0
         if inbox.merged:
-            after, broadcast_bytes, clamped = self.broadcast(after, phase, inbox.total.mean())
+            after, broadcast_bytes, clamped = self.broadcast(after, phase, inbox)
         traffic = self.count_traffic(before.traffic, phase, inbox, broadcast_bytes)
         report = RoundReport(inbox.merged, inbox.rejected, clamped, inbox.loss, inbox.problems)
         return replace(after, traffic=traffic), report
@@ -176,15 +173,18 @@ class Federation:
         memory = self.cohort_memory(before, cohort)
         return Job(round, phase, before.state, cohort, memory, self.weighting)
 
-    def broadcast(self, snapshot: Snapshot, phase: Phase, mean: State) -> tuple[Snapshot, int, int]:
-        """Compress the mean update, send it to the clients, and apply what was sent.
+    def broadcast(
+        self, snapshot: Snapshot, phase: Phase, inbox: Inbox
+    ) -> tuple[Snapshot, int, int]:
+        """Compress the mean of the merged updates, send it to the clients, and apply what was sent.
 
         ``snapshot`` already has the number of this round. Returns the new snapshot, the size of the
         broadcast in bytes, and how many coordinates of V were clamped to zero.
         """
-        context = Context.of(self.task, snapshot.round)
+        share = inbox.merged / len(self.task.clients)
+        context = replace(Context.of(self.task, snapshot.round), merged_share=share)
         try:
-            message = phase.broadcast(context, mean, snapshot.server_memory)
+            message = phase.broadcast(context, inbox.total.mean(), snapshot.server_memory)
         except NotFiniteError:
             raise Diverged("the mean update is not finite") from None
         parts, memory = checked_message(message, snapshot.server_memory, "broadcast")

@@ -14,6 +14,7 @@ from fedsift.models.resnet import resnet18, resnet18_bn
 from fedsift.models.transformer import char_transformer, vit_tiny
 from fedsift.models.user_factory import build_from_factory
 from fedsift.seeding import torch_seed
+from fedsift.task.user_code import is_user_code
 
 
 @dataclass(frozen=True)
@@ -37,28 +38,33 @@ MODELS: dict[str, ModelEntry] = {
 
 
 def build(
-    name: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32
+    name: str, shape: tuple[int, ...] | None, seed: int, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
     """Build the model with this name for samples of this shape; the seed determines its weights.
 
     The name is one of ``MODELS``, or ``package.module:factory`` for your own model. It must accept
-    samples of the data type: ``torch.int64`` for character codes.
+    samples of the data type: ``torch.int64`` for character codes. Without a shape, the samples are
+    dicts or tuples of tensors, which only your own models take.
 
     >>> len(list(build("cnn", (1, 28, 28), seed=0).parameters()))
     8
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "model"))
-        return build_from_factory(name, shape, dtype) if ":" in name else _entry(name, shape).make()
+        if is_user_code(name):
+            return build_from_factory(name, shape, dtype)
+        return _entry(name, shape).make()
 
 
-def _entry(name: str, shape: tuple[int, ...]) -> ModelEntry:
+def _entry(name: str, shape: tuple[int, ...] | None) -> ModelEntry:
     if name not in MODELS:
         raise ValueError(
             f"unknown model {name!r}; choose one of: {', '.join(MODELS)}, "
             "or give your own as package.module:factory"
         )
     entry = MODELS[name]
+    if shape is None:
+        raise ValueError(f"model {name!r} takes one tensor, but x is a dict or tuple of tensors")
     if entry.shape != shape:
         fitting = [other for other, e in MODELS.items() if e.shape == shape]
         others = f"choose one of: {', '.join(fitting)}, or" if fitting else "no other model fits;"

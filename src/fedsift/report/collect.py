@@ -24,8 +24,9 @@ NOT_A_METHOD = ("seed", "tensorboard")
 """Settings in which the runs of one group may differ."""
 PALETTE = (
     "#0072b2", "#d55e00", "#00875f", "#c0629a", "#b07c00", "#45a3dc", "#16202a", "#7d8894",
+    "#7a4b2a", "#6a3d9a", "#a3123f",
 )  # fmt: skip
-"""The colors of a light page, ``--c0`` to ``--c7`` in page.css."""
+"""The colors of a light page, ``--c0`` to ``--c10`` in page.css."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
 

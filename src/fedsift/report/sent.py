@@ -14,6 +14,7 @@ PARTS = {
     "v": ("ΔV", "--v"),
     "c": ("ΔC", "--c"),
     "p": ("payload", "--p"),
+    "b": ("buffers", "--b"),
     "mask": ("mask", "--mask"),
     "header": ("header", "--header"),
 }
@@ -118,7 +119,7 @@ def overlap(comparison: Comparison) -> FigureBlock:
 
 def role_line(group: SeedGroup, role: str) -> dict[str, Any]:
     """Return the line style of one of three masks."""
-    dash = {"w": "solid", "m": "dash", "v": "dot"}[role]
+    dash = {"w": "solid", "m": "dash", "v": "dot", "c": "dashdot"}[role]
     return {"color": f"--c{group.color}", "dash": dash, "width": 2}
 
 
@@ -193,7 +194,7 @@ def square(line: Mapping[str, Any]) -> Chart:
 
 
 def magnitudes(comparison: Comparison) -> FigureBlock:
-    """Return the charts of the densities of log₁₀ |ΔW|, |ΔM| and |ΔV| in some rounds."""
+    """Return the charts of the densities of log₁₀ |ΔW|, |ΔM|, |ΔV| and others in some rounds."""
     views = []
     for group in comparison.groups:
         lines = [line for line in group.first.uploads if any(line.get("magnitudes", {}).values())]

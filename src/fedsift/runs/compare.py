@@ -11,7 +11,7 @@ from typing import Any
 from fedsift.algorithms import normalized_name, settings_of
 from fedsift.errors import ConfigError
 from fedsift.federation.cohort import cohort_size
-from fedsift.runs.config import RunConfig
+from fedsift.runs.config import RunConfig, with_user_data
 from fedsift.runs.folder import column
 from fedsift.runs.records import trained_rounds
 from fedsift.simulation import Record
@@ -85,6 +85,7 @@ def configs_of(algorithms: Sequence[str], values: Mapping[str, Any]) -> list[Run
     >>> [c.settings for c in configs_of(["fedsgd", "fedadam-ssm"], {"density": 0.1, "lr": 0.01})]
     [{'lr': 0.01}, {'density': 0.1, 'lr': 0.01}]
     """
+    values = with_user_data(values)
     names = [normalized_name(name.strip()) for name in algorithms]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"{twice} is listed twice")

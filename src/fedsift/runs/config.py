@@ -53,21 +53,29 @@ class RunConfig:
     seed: int = 0
     device: str = "auto"
     precision: str = "fp32"
+    loss: str = "auto"
     tensorboard: bool = False
     settings: Mapping[str, GivenSetting] = field(default_factory=dict)
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> RunConfig:
-        """Create a configuration from flat keys, as in a TOML file, and check it."""
+        """Create a configuration from flat keys, as in a TOML file, and check it.
+
+        The key ``data`` names the user's own data, and is recorded as the data set.
+        """
         if values.get(MADE_FROM) == PYTHON:
             raise ConfigError("this configuration is of a run made from Python: run its code")
+        values = with_user_data(values)
         types = {f.name: str(f.type) for f in fields(cls) if f.name != "settings"}
         common = {key: as_type(key, values[key], types[key]) for key in values if key in types}
         if "algorithm" in common:
             common["algorithm"] = normalized_name(common["algorithm"])
+        for key in common.keys() & {"dataset", "model"}:
+            if not is_user_code(common[key]):
+                common[key] = common[key].replace("_", "-")
         config = cls(**common, settings={k: v for k, v in values.items() if k not in types})
         config.check_names()
-        if config.model == "auto":
+        if config.model == "auto" and not is_user_code(config.dataset):
             config = replace(config, model=default_model(shape_of(config.dataset)))
         config.check_numbers()
         algorithm = config.make_algorithm()
@@ -80,9 +88,19 @@ class RunConfig:
         require_choice("buffers", self.buffers, BUFFERS)
         require_choice("weights", self.weights, ("auto", *WEIGHTS))
         if self.wire != "flower":
-            require_choice("dataset", self.dataset, DATASETS)
-            if ":" not in self.model:
+            if not is_user_code(self.dataset):
+                require_choice("dataset", self.dataset, DATASETS)
+            elif self.model == "auto":
+                raise ConfigError(
+                    "own data needs a model: give --model package.module:factory, or one of "
+                    f"{', '.join(MODELS)} if its inputs fit"
+                )
+            if not is_user_code(self.model):
                 require_choice("model", self.model, ["auto", *MODELS])
+            if self.loss != "auto" and not is_user_code(self.loss):
+                raise ConfigError(
+                    f"loss must be auto or package.module:function, got {self.loss!r}"
+                )
 
     def check_numbers(self) -> None:
         """Refuse a seed, rounds or a batch size out of range."""
@@ -155,6 +173,28 @@ class RunConfig:
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("this machine has no usable CUDA device: use --device cpu")
         return str(chosen_device(self.device))
+
+
+def with_user_data(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of a run on own data, given as ``data`` or recorded as the data set.
+
+    >>> with_user_data({"data": "my_data:load", "seed": 1})
+    {'seed': 1, 'dataset': 'my_data:load', 'partition': 'own', 'clients': 0}
+    """
+    values = dict(values)
+    if (data := values.pop("data", None)) is not None:
+        check_type("data", data, "str")
+        if not is_user_code(data):
+            raise ConfigError(f"data must be package.module:function, got {data!r}")
+        if "dataset" in values:
+            raise ConfigError("give either data, for your own, or dataset, for a built-in one")
+        values["dataset"] = data
+    if not is_user_code(str(values.get("dataset", ""))):
+        return values
+    if values.get("partition", "own") != "own":
+        raise ConfigError("partition does not apply to own data, which is split already")
+    # 0 clients: as many as the function returns.
+    return {**values, "partition": "own", "clients": values.get("clients", 0)}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import platform
 import subprocess
@@ -15,20 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import fedsift
-from fedsift.data import Dataset, digest_of, load, partition_indices, split
-from fedsift.engine.client import one_thread
+from fedsift.data import Dataset, digest_of
 from fedsift.engine.processes.torchrun import Follower, Torchrun, rank, ranks
-from fedsift.errors import ConfigError, Diverged
+from fedsift.errors import Diverged
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
-from fedsift.models import build
 from fedsift.runs.checkpoint import Checkpoint, kernels_on, load_checkpoint, save_checkpoint
 from fedsift.runs.config import Config, RunConfig
 from fedsift.runs.folder import RunFolder, column
 from fedsift.runs.model import save_model
+from fedsift.runs.parts import parts_of
 from fedsift.runs.records import append_line, append_round, rewind, trained_rounds
 from fedsift.runs.tensorboard import require_tensorboard
 from fedsift.runs.uploads import Uploads, labels_of
@@ -46,18 +43,11 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
     """Load the data unless it is given, split it across clients, and build the model."""
     if config.tensorboard:
         require_tensorboard()
-    dataset = dataset or load(config.dataset)
-    rows = partition_indices(
-        config.partition, dataset.labels, config.clients, config.seed, config.theta
-    )
-    with one_thread():  # threads slow down thousands of tiny copies
-        clients = split(dataset.train, rows)
-    model = build(config.model, dataset.shape, config.seed, dataset.dtype)
-    check_output(model, dataset, config.model)
+    parts = parts_of(config, dataset)
     federation = prepare(
-        model,
-        clients,
-        dataset.test,
+        parts.model,
+        parts.clients,
+        parts.test,
         config.make_algorithm(),
         Options(
             batch_size=config.batch_size or None,
@@ -67,7 +57,7 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
             max_norm_ratio=config.max_norm_ratio,
             buffers=config.buffers,
             wire=config.wire,
-            loss=dataset.loss,
+            loss=parts.loss,
             seed=config.seed,
             device=config.torch_device(),
             precision=config.precision,
@@ -80,18 +70,9 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
     return federation
 
 
-def check_output(model: nn.Module, dataset: Dataset, name: str) -> None:
-    """Refuse a model whose output does not fit the labels of the data set."""
-    (x, y), (_, tested) = dataset.train, dataset.test
-    largest = torch.full_like(y[:2], max(int(y.max()), int(tested.max())))
-    try:
-        with torch.no_grad():
-            dataset.loss(copy.deepcopy(model)(x[:2]), largest)  # a copy, as buffers may change
-    except Exception as problem:  # a user's model may raise anything
-        raise ConfigError(
-            f"the output of model {name!r} does not fit labels from 0 to {int(largest.max())}: "
-            f"{problem}"
-        ) from None
+def with_clients(config: RunConfig, federation: Federation) -> RunConfig:
+    """Return a configuration with the number of clients, which own data determines."""
+    return replace(config, clients=len(federation.task.clients))
 
 
 def train_for_rank_zero(configs: Iterable[RunConfig]) -> None:

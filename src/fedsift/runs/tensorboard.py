@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedsift.errors import ConfigError
+from fedsift.integrations import tensorboard_logger
 from fedsift.simulation import Record
 
 
@@ -22,8 +23,7 @@ def log_to_tensorboard(records: Iterable[Record], path: Path) -> Iterator[Record
 
     # A resumed run yields its earlier records again, so the older event files are purged.
     with SummaryWriter(str(path / "tensorboard"), purge_step=0) as writer:
+        log = tensorboard_logger(writer)
         for record in records:
-            for name, value in record.items():
-                if name != "round" and isinstance(value, int | float):
-                    writer.add_scalar(name, value, record["round"])
+            log(record)
             yield record

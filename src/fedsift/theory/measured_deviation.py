@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedsift.adam import AdamStep
-from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, StepContext
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase
+from fedsift.algorithms.step_context import StepContext
 from fedsift.codec.frame import Spec
 from fedsift.codec.limits import Limits
 from fedsift.codec.update import Parts, Update

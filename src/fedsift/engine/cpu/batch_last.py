@@ -59,9 +59,11 @@ def has_supported_layers(model: nn.Module, sequences: Sequence[nn.Sequential]) -
     """Whether the model has convolutions, all of them supported, each in one place of a sequence.
 
     A convolution outside a sequence may be followed by a functional pool, which is slow in this
-    memory format. A convolution that is used several times must be followed by the same layers
-    each time.
+    memory format, and so is batch normalization. A convolution that is used several times must be
+    followed by the same layers each time.
     """
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        return False
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     places = Counter(layer for sequence in sequences for layer in sequence)
     is_supported = all(

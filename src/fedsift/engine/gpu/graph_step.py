@@ -8,7 +8,8 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from fedsift.algorithms.method import Memory, Phase, Step, StepContext
+from fedsift.algorithms.method import Memory, Phase, Step
+from fedsift.algorithms.step_context import StepContext
 from fedsift.engine.client import number_for
 from fedsift.engine.fused import fused, is_frozen, number_names, numbers_of, with_numbers
 from fedsift.engine.gpu.gradients import (

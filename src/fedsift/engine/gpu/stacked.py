@@ -217,6 +217,8 @@ class Stacked:
         """Return the local step of a stack, whose first input is ``first``."""
         phase, batch = job.phase, self.task.batch_of(clients[0])
         kind = graph_key(phase.step), phase.points
+        if start.names != self.stacked_task.names:  # a local start may add vectors
+            self.stacked_task = replace(self.stacked_task, names=start.names)
         key = kind, len(clients), batch, is_masked
         if key not in self.steps:
             self.steps = {k: v for k, v in self.steps.items() if k[0] == kind}

@@ -1,0 +1,71 @@
+"""Hold out a fifth of the training data, on which settings are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Subset
+
+from fedsift.data import load, partition_indices
+from fedsift.runs.config import RunConfig
+from fedsift.runs.parts import Parts, built_in_model, user_parts
+from fedsift.seeding import stream
+from fedsift.task.samples import Data, DatasetItems, as_data, map_tree, select_rows, size_of
+from fedsift.task.user_code import is_user_code
+
+HELD_OUT = 5
+"""One training sample out of this many is held out to judge the settings."""
+
+
+def held_out_parts(config: RunConfig) -> Parts:
+    """Return what a configuration describes, tested on held-out training data."""
+    return held_out_user_parts(config) if is_user_code(config.dataset) else of_dataset(config)
+
+
+def of_dataset(config: RunConfig) -> Parts:
+    """Hold out samples of a built-in data set, and split the others across clients."""
+    dataset = load(config.dataset)
+    x, y = dataset.train
+    order = stream(config.seed, "held out").permutation(len(x))
+    cut = len(x) // HELD_OUT
+    held, rest = order[:cut], order[cut:]
+    labels = dataset.labels[rest]
+    parts = partition_indices(config.partition, labels, config.clients, config.seed, config.theta)
+    clients = [(x[rest[part]], y[rest[part]]) for part in parts]
+    model, loss = built_in_model(config, dataset)
+    return Parts(model, clients, (x[held], y[held]), loss)
+
+
+def held_out_user_parts(config: RunConfig) -> Parts:
+    """Hold out samples of each client of the user's own data."""
+    parts, clients, held = user_parts(config), [], []
+    for n, given in enumerate(parts.clients):
+        data = as_data(f"client {n}", given, "cpu", torch.get_default_dtype())
+        order = stream(config.seed, "held out", n).permutation(size_of(data))
+        cut = len(order) // HELD_OUT
+        clients.append(rows_of(data, order[cut:]))
+        if cut:
+            held.append(rows_of(data, order[:cut]))
+    return replace(parts, clients=clients, test=joined(held))
+
+
+def rows_of(data: Data, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+    """Return some samples of a client."""
+    if isinstance(data, DatasetItems):
+        return Subset(data.dataset, rows.tolist())
+    return tuple(select_rows(part, torch.from_numpy(rows)) for part in data)
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Return the samples of several clients as one test set."""
+    if not parts:
+        raise ValueError(f"advise needs a client with at least {HELD_OUT} samples")
+    if all(isinstance(part, Subset) for part in parts):
+        return ConcatDataset(parts)
+    if any(isinstance(part, Subset) for part in parts):
+        raise ValueError("advise needs the data of all clients in one format: arrays or Datasets")
+    return map_tree(lambda *tensors: torch.cat(tensors), *parts)

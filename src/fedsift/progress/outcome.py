@@ -1,0 +1,67 @@
+"""A warning for a run that has learned nothing, and what to try."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedsift.progress.text import percent
+
+MIN_GAIN = 0.1
+"""A model must make at least this share fewer errors than always answering one class does."""
+MIN_FALL = 0.001
+"""The test loss must fall by at least this share."""
+HUGE = 2.0
+"""A test loss above this multiple of that of equal probabilities means that training failed."""
+
+
+def training_warning(
+    history: Sequence[Mapping[str, Any]], labels: Sequence[Sequence[int]] = (), lr: Any = None
+) -> str:
+    """Return a warning if a run has learned nothing, otherwise ''.
+
+    A run has learned nothing if its test loss has hardly fallen since the first record or is far
+    too high. If its accuracy is known and ``labels``, the number of samples of each class on each
+    client, it must also be no better than guessing.
+
+    >>> history = [{"accuracy": 0.11, "loss": 9e9}, {"accuracy": 0.09, "loss": 9e3}]
+    >>> print(training_warning(history, [[5] * 10], lr=9.0))
+    warning: the final accuracy, 9.00 %, is hardly better than guessing: try a smaller --lr than 9.0
+    >>> training_warning([{"accuracy": None, "loss": 1.0}, {"accuracy": None, "loss": 0.5}])
+    ''
+    """
+    tested = [r for r in history if r["accuracy"] is not None or r["loss"] is not None]
+    if len(tested) < 2:
+        return ""
+    first, last = tested[0], tested[-1]
+    if last["loss"] is None:
+        return advice("the test loss is not finite", "a smaller", lr)
+    has_fallen = first["loss"] is not None and last["loss"] < (1 - MIN_FALL) * first["loss"]
+    if last["accuracy"] is None or not labels:
+        what = f"the test loss did not fall, it is {last['loss']:.4g}"
+        return "" if has_fallen else advice(what, "a smaller", lr)
+    is_high = last["loss"] > HUGE * math.log(len(labels[0]))
+    if not is_guessing(last["accuracy"], labels) or (has_fallen and not is_high):
+        return ""
+    what = f"the final accuracy, {percent(last['accuracy'])}, is hardly better than guessing"
+    return advice(what, "a smaller" if is_high else "more --rounds or a larger", lr)
+
+
+def advice(problem: str, direction: str, lr: Any) -> str:
+    """Return a warning in one line.
+
+    >>> advice("the test loss is not finite", "a smaller", 0.1)
+    'warning: the test loss is not finite: try a smaller --lr than 0.1'
+    """
+    return f"warning: {problem}: try {direction} --lr" + ("" if lr is None else f" than {lr}")
+
+
+def is_guessing(accuracy: float, labels: Sequence[Sequence[int]]) -> bool:
+    """Whether a model makes hardly fewer errors than always answering the most frequent class.
+
+    >>> is_guessing(0.12, [[5] * 10]), is_guessing(0.3, [[5] * 10])
+    (True, False)
+    """
+    totals = [sum(column) for column in zip(*labels, strict=True)]
+    return bool(1 - accuracy > (1 - MIN_GAIN) * (1 - max(totals) / sum(totals)))

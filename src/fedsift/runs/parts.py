@@ -1,0 +1,85 @@
+"""What a run trains: the model, the clients' data, the test set and the loss."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsift.data import Dataset, load, partition_indices, split
+from fedsift.data.user_data import load_user_data
+from fedsift.engine.client import one_thread
+from fedsift.errors import ConfigError
+from fedsift.models import build
+from fedsift.runs.config import RunConfig
+from fedsift.task import Loss
+from fedsift.task.samples import as_data, first_samples
+from fedsift.task.user_code import import_function, is_user_code
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run trains: the model, the data of each client, the test set and the loss."""
+
+    model: nn.Module
+    clients: Sequence[Any]
+    test: Any
+    loss: Loss
+
+
+def parts_of(config: RunConfig, dataset: Dataset | None = None) -> Parts:
+    """Return what a configuration describes; its built-in data set may be given."""
+    return user_parts(config) if is_user_code(config.dataset) else built_in_parts(config, dataset)
+
+
+def built_in_parts(config: RunConfig, dataset: Dataset | None) -> Parts:
+    """Load a built-in data set unless it is given, and split it across clients."""
+    dataset = dataset or load(config.dataset)
+    rows = partition_indices(
+        config.partition, dataset.labels, config.clients, config.seed, config.theta
+    )
+    with one_thread():  # threads slow down thousands of tiny copies
+        clients = split(dataset.train, rows)
+    model, loss = built_in_model(config, dataset)
+    return Parts(model, clients, dataset.test, loss)
+
+
+def built_in_model(config: RunConfig, dataset: Dataset) -> tuple[nn.Module, Loss]:
+    """Return the model and the loss for a built-in data set."""
+    model = build(config.model, dataset.shape, config.seed, dataset.dtype)
+    loss = chosen_loss(config.loss, dataset.loss)
+    check_output(model, dataset, config.model, loss)
+    return model, loss
+
+
+def user_parts(config: RunConfig) -> Parts:
+    """Call the user's function for the data, and build the model."""
+    found = load_user_data(config.dataset, config.seed, config.clients)
+    x, _ = first_samples(as_data("client 0", found.clients[0], "cpu", torch.get_default_dtype()))
+    known = (tuple(x.shape[1:]), x.dtype) if isinstance(x, Tensor) else (None, torch.float32)
+    model = build(config.model, known[0], config.seed, known[1])
+    return Parts(model, found.clients, found.test, chosen_loss(config.loss, cross_entropy))
+
+
+def chosen_loss(name: str, default: Loss) -> Loss:
+    """Return the user's loss, or the default for ``auto``."""
+    return default if name == "auto" else import_function("loss", name)
+
+
+def check_output(model: nn.Module, dataset: Dataset, name: str, loss: Loss) -> None:
+    """Refuse a model whose output does not fit the labels of the data set."""
+    (x, y), (_, tested) = dataset.train, dataset.test
+    largest = torch.full_like(y[:2], max(int(y.max()), int(tested.max())))
+    try:
+        with torch.no_grad():
+            loss(copy.deepcopy(model)(x[:2]), largest)  # a copy, as buffers may change
+    except Exception as problem:  # a user's model may raise anything
+        raise ConfigError(
+            f"the output of model {name!r} does not fit labels from 0 to {int(largest.max())}: "
+            f"{problem}"
+        ) from None
