@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedsift import simulate
+from fedsift.algorithms import fedadam_ssm
 from fedsift.task import Task, check_model, check_task
 from fedsift.vector import Layout
 
@@ -110,3 +111,24 @@ def test_the_random_state_and_the_model_are_not_changed():
     check_task(made)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert model.training
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_models_of_every_dtype_can_be_trained(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(2))
+    x, y = data()
+    model(x)
+    model.to(dtype)
+    method = fedadam_ssm(density=0.3, local_steps=2)
+    options = {"batch_size": 4, "rounds": 2, "algorithm": method}
+    counted, real = (
+        simulate(model, [(x.to(dtype), y.int().numpy())] * 2, (x.double(), y), wire=wire, **options)
+        for wire in ("count", "real")
+    )
+    assert counted.state.w.dtype == counted.state.b.dtype == dtype
+    assert torch.equal(counted.weights, real.weights)
+    assert counted.history[-1]["uplink_bytes"] == real.history[-1]["uplink_bytes"]
+    if dtype != torch.float64:
+        with pytest.raises(ValueError, match=rf"dtype torch.float32 .*parameters are {dtype}"):
+            simulate(model, [(x, y)], **options)

@@ -95,7 +95,7 @@ def test_without_compression_it_is_the_method_itself(name, seed, dtype):
 
 
 def test_the_dense_methods_are_known():
-    assert {"fedsgd", "fedadam"} <= set(dense_methods())
+    assert set(dense_methods()) == {"fedsgd", "fedadam", "fedavg", "fedprox", "fedopt"}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,7 @@ def test_the_dense_methods_are_known():
     [
         (algorithms.onebit_adam, "onebit-adam cannot be compressed: it compresses its updates"),
         (algorithms.sift, "sift cannot be compressed: it already has density, bits, decay"),
+        (algorithms.scaffold, r"scaffold cannot be compressed: the mean of its control variates"),
         (algorithms.fedadamw, "fedadamw cannot be compressed: it compresses its updates itself"),
         (lambda: compressed(fedsgd()), "compressed-fedsgd cannot be compressed: it already has"),
         (lambda: Algorithm(fedsgd().phase), "compressed takes an algorithm made by a function"),

@@ -14,7 +14,7 @@ None of them changes at the server.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -257,6 +257,11 @@ def kept(phase: Phase, own: OwnLayers) -> Phase:
 def keeps_layers(algorithm: Algorithm) -> bool:
     """Whether clients keep their own layers."""
     return OWN in algorithm.client_memory
+
+
+def mean_layers(memories: Iterable[Memory]) -> Memory:
+    """Return a memory with the mean of the layers that some clients keep."""
+    return {OWN: torch.cat([memory[OWN] for memory in memories]).mean(0, keepdim=True)}
 
 
 def client_values(layout: Layout, state: State, values: Tensor, memory: Memory | None) -> Tensor:

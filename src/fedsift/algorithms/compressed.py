@@ -35,6 +35,7 @@ from fedsift.algorithms.method import (
     Memory,
     Phase,
     Q,
+    checked_message,
     zero_memory,
 )
 from fedsift.algorithms.registry import wrapper
@@ -80,7 +81,7 @@ def compressed(
     results are those of the method itself.
 
     >>> from fedsift.algorithms import fedsgd
-    >>> compressed(fedsgd(lr=0.1), density=0.05, bits=8)  # doctest: +ELLIPSIS
+    >>> compressed(fedsgd(lr=0.1), density=0.05, bits=8)
     compressed_fedsgd(local_steps=30, lr=0.1, density=0.05, bits=8, decay=0.95, down_density=0.1)
     """
     roles = compressible_roles(algorithm)
@@ -90,14 +91,17 @@ def compressed(
         phase = algorithm.phase(round)
 
         def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
-            parts, kept = phase.send(context, update, without(memory, ["residual"]))
+            inner = without(memory, ["residual"])
+            parts, kept = checked_message(phase.send(context, update, inner), inner, "send")
             vectors, payloads = dense_vectors(algorithm.name, parts)
             target = vectors.pop("w") + decay * memory["residual"]
             part = compress(target, vectors, num_kept(density, context.d), bits)
             return (part, *payloads), {**kept, "residual": residual_after(target, part, "w")}
 
         def broadcast(context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
-            parts, kept = phase.broadcast(context, mean, without(memory, residuals))
+            inner = without(memory, residuals)
+            message = phase.broadcast(context, mean, inner)
+            parts, kept = checked_message(message, inner, "broadcast")
             total = summed(parts, mean)
             vectors = {role: total[role][None] for role in roles}
             k = num_kept(down_density, context.d)

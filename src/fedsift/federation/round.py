@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import torch
 from torch import Tensor, nn
 
-from fedsift.algorithms.buffers import client_values, keeps_layers
+from fedsift.algorithms.buffers import client_values, keeps_layers, mean_layers
 from fedsift.algorithms.method import (
     Algorithm,
     Context,
@@ -115,11 +114,11 @@ class Federation:
         If clients keep their own layers, these are the mean over the clients of the last round.
         """
         values = self.algorithm.model(snapshot.state, snapshot.server_memory)
-        if not keeps_layers(self.algorithm):
-            return values
         known = [n for n in self.cohort(snapshot.round) if n in snapshot.client_memory]
-        own = [self.client_weights(snapshot, n) for n in known]
-        return torch.stack(own).mean(0) if own else values
+        if not known or not keeps_layers(self.algorithm):
+            return values
+        memory = mean_layers(snapshot.client_memory[n] for n in known)
+        return client_values(self.task.layout, snapshot.state, values, memory)
 
     def client_weights(self, snapshot: Snapshot, client: int) -> Tensor:
         """Return the weights and buffers with which a client uses the model.

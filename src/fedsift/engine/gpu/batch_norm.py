@@ -64,29 +64,31 @@ class StackedBatchNorm(torch.autograd.Function):
         relu: bool,
     ) -> Tensor:
         """Normalize x ``(clients, rows, channels)``, then apply ReLU if ``relu``."""
-        mean, factor = mean[:, None], inverse_std[:, None]
-        y = (x - mean) * (factor if scale is None else factor * scale.value[:, None])
-        y = y if bias is None else y + bias.value[:, None]
-        y = (y.relu_() if relu else y).to(x.dtype)
+        factor = inverse_std if scale is None else inverse_std * scale.value
+        shift = -mean * factor if bias is None else bias.value - mean * factor
+        y = torch.addcmul(shift[:, None], x, factor[:, None]).to(x.dtype)
+        y = y.relu_() if relu else y
         ctx.arguments = scale, bias, is_batch, relu
-        ctx.save_for_backward(x, y if relu else y.new_empty(0), mean, factor)
+        ctx.save_for_backward(x, y if relu else y.new_empty(0), mean, inverse_std)
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return the gradient of x; write those of the parameters to their buffers."""
         scale, bias, is_batch, relu = ctx.arguments
-        x, y, mean, factor = ctx.saved_tensors
+        x, y, mean, inverse_std = ctx.saved_tensors
         if relu:
             gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
-        normalized, slope = (x - mean) * factor, gradient.float()
-        sums = slope.sum(1, keepdim=True)
-        products = (slope * normalized).sum(1, keepdim=True)
+        sums = gradient.sum(1, dtype=mean.dtype)
+        products = (x - mean[:, None]).mul_(gradient).sum(1) * inverse_std
         if bias is not None:
-            bias.gradient.copy_(sums[:, 0])
+            bias.gradient.copy_(sums)
         if scale is not None:
-            scale.gradient.copy_(products[:, 0])
-            factor = factor * scale.value[:, None]
-        if is_batch:
-            slope = slope - (sums + normalized * products) / x.shape[1]
-        return None, (slope * factor).to(x.dtype), None, None, None, None, None, None
+            scale.gradient.copy_(products)
+        factor = inverse_std if scale is None else inverse_std * scale.value
+        result = gradient * factor[:, None]
+        if is_batch:  # subtract the part of the gradient along the mean and along the variance
+            slope = factor * products * inverse_std / x.shape[1]
+            shift = slope * mean - factor * sums / x.shape[1]
+            result += torch.addcmul(shift[:, None], x, -slope[:, None])
+        return None, result.to(x.dtype), None, None, None, None, None, None

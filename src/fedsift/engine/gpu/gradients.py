@@ -19,7 +19,7 @@ from torch.func import grad_and_value
 from torch.nn.functional import cross_entropy
 
 from fedsift.engine.gpu.stacked_task import StackedTask
-from fedsift.task import Loss
+from fedsift.task import Loss, has_statistics
 from fedsift.task.samples import map_tree, select_rows
 from fedsift.vector import State
 
@@ -169,7 +169,10 @@ class StreamGradients(FlatBuffers):
 
     def __init__(self, task: StackedTask, clients: int) -> None:
         super().__init__(task, clients)
-        self.streams = [new_stream() for _ in range(STREAMS)] if task.device.type == "cuda" else []
+        self.streams: list[torch.cuda.Stream] = []
+        if task.device.type == "cuda":
+            require_momentum(task.task.model)
+            self.streams = [new_stream() for _ in range(STREAMS)]
 
     def compute(self, rows: Tensor) -> None:
         """Set the gradients to those of the given rows of the data, and add up the losses."""
@@ -200,6 +203,21 @@ class StreamGradients(FlatBuffers):
         torch.cat(flat, out=self.buffers.gradient[place])
         self.buffers.loss[place] += loss.detach()
         b.copy_(changed.detach())
+
+
+def require_momentum(model: nn.Module) -> None:
+    """Refuse layers whose running statistics need a number from the GPU, which a graph forbids.
+
+    >>> require_momentum(nn.BatchNorm1d(2, momentum=None))
+    Traceback (most recent call last):
+    ...
+    ValueError: on a GPU, this model cannot have running statistics with momentum=None: ...
+    """
+    if any(has_statistics(x) and getattr(x, "momentum", 0) is None for x in model.modules()):
+        raise ValueError(
+            "on a GPU, this model cannot have running statistics with momentum=None: set a "
+            "momentum, or train on the CPU"
+        )
 
 
 def new_stream() -> torch.cuda.Stream:
