@@ -1,5 +1,8 @@
 """Mistakes in a custom method give errors that name them."""
 
+import re
+from pathlib import Path
+
 import pytest
 from torch.nn.functional import mse_loss
 
@@ -71,6 +74,14 @@ def test_a_built_in_method_keeps_its_name():
     with pytest.raises(ValueError, match="'sift' is a built-in method"):
         method("sift")(lambda: None)
     assert METHODS["sift"].make is algorithms.sift.__wrapped__
+
+
+def test_the_guide_starts_with_fifteen_lines_and_imports_from_one_place():
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "own-method.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    assert len([line for line in blocks[0].splitlines() if line]) <= 15
+    modules = set(re.findall(r"^from (fedsift[\w.]*)", "".join(blocks), re.MULTILINE))
+    assert modules == {"fedsift", "fedsift.algorithms"}
 
 
 def test_a_custom_method_may_be_redefined():

@@ -1,11 +1,15 @@
 """Federated methods, one file each. Each function makes an :class:`Algorithm` from its settings.
 
+The capitalized names and the functions ``method``, ``always``, ``dense``, ``sparse``, ``top_k``,
+``num_kept``, ``broadcast_all`` and ``local_sgd`` are what a method of your own is made of.
+
 ``method.py`` holds the contract of a method, ``settings.py`` the settings that methods share, and
 ``registry.py`` the methods by name. ``compressed.py`` compresses any method that sends ΔW in full,
 with the pieces in ``compression.py``. To add a method, write its file, export it here, and run
 ``python -m fedsift.cli.catalog`` for the command line.
 """
 
+from fedsift.adam import AdamStep
 from fedsift.algorithms.compressed import compressed
 from fedsift.algorithms.decomfl import decomfl
 from fedsift.algorithms.efficient_adam import efficient_adam
@@ -19,8 +23,16 @@ from fedsift.algorithms.fedadamw import fedadamw
 from fedsift.algorithms.fedavg import fedavg
 from fedsift.algorithms.fedopt import fedopt
 from fedsift.algorithms.fedprox import fedprox
-from fedsift.algorithms.fedsgd import fedsgd
-from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, always
+from fedsift.algorithms.fedsgd import SgdStep, fedsgd, local_sgd
+from fedsift.algorithms.method import (
+    Algorithm,
+    Context,
+    LocalUpdate,
+    Memory,
+    Phase,
+    always,
+    broadcast_all,
+)
 from fedsift.algorithms.onebit_adam import onebit_adam
 from fedsift.algorithms.registry import (
     METHODS,
@@ -33,24 +45,64 @@ from fedsift.algorithms.registry import (
     settings_of,
 )
 from fedsift.algorithms.scaffold import scaffold
-from fedsift.algorithms.settings import Setting
+from fedsift.algorithms.settings import (
+    BELOW_ONE,
+    COUNT,
+    FRACTION,
+    NONNEGATIVE,
+    POSITIVE,
+    SHARE,
+    Beta1,
+    Beta2,
+    Density,
+    Epsilon,
+    LearningRate,
+    LocalSteps,
+    Range,
+    Setting,
+)
 from fedsift.algorithms.sift import sift
 from fedsift.algorithms.sparse_fedsgd import sparse_fedsgd
 from fedsift.algorithms.sparseloco import sparseloco
 from fedsift.algorithms.step_context import StepContext
+from fedsift.codec.update import Parts, dense, sparse
+from fedsift.selection.masks import num_kept, top_k
+from fedsift.task import Epochs
+from fedsift.vector import State
 
 __all__ = [
+    "BELOW_ONE",
+    "COUNT",
+    "FRACTION",
     "METHODS",
+    "NONNEGATIVE",
+    "POSITIVE",
+    "SHARE",
+    "AdamStep",
     "Algorithm",
+    "Beta1",
+    "Beta2",
     "Context",
+    "Density",
+    "Epochs",
+    "Epsilon",
+    "LearningRate",
+    "LocalSteps",
+    "LocalUpdate",
     "Memory",
     "Method",
+    "Parts",
     "Phase",
+    "Range",
     "Setting",
+    "SgdStep",
+    "State",
     "StepContext",
     "always",
+    "broadcast_all",
     "compressed",
     "decomfl",
+    "dense",
     "describe",
     "efficient_adam",
     "fairness_top",
@@ -66,12 +118,16 @@ __all__ = [
     "fedsgd",
     "find",
     "for_rounds",
+    "local_sgd",
     "method",
     "normalized_name",
+    "num_kept",
     "onebit_adam",
     "scaffold",
     "settings_of",
     "sift",
+    "sparse",
     "sparse_fedsgd",
     "sparseloco",
+    "top_k",
 ]
