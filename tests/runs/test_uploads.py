@@ -16,7 +16,7 @@ from fedsift.codec.update import Update, dense, sparse
 from fedsift.codec.values import Linear, Log
 from fedsift.engine import Stacked, Task
 from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, train_rounds
-from fedsift.runs.uploads import MOST_CLIENTS, Uploads, labels_of, magnitudes_of
+from fedsift.runs.uploads import MOST_CLIENTS, Uploads, magnitudes_of
 from fedsift.simulation import run_rounds
 from fedsift.vector import Layout
 
