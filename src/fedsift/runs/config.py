@@ -54,6 +54,7 @@ class RunConfig:
     device: str = "auto"
     precision: str = "fp32"
     loss: str = "auto"
+    client_tests: bool = False
     tensorboard: bool = False
     settings: Mapping[str, GivenSetting] = field(default_factory=dict)
 
