@@ -1,0 +1,65 @@
+"""The whole protocol in one process, for simulations: every message is built, sent and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedsift.privacy.client import SecureClient
+from fedsift.privacy.integers import Integers
+from fedsift.privacy.messages import Stage
+from fedsift.privacy.refusal import Refusal
+from fedsift.privacy.server import Replies, Request, SecureServer, SecureSum
+
+
+@dataclass
+class StageBytes:
+    """The bytes of each stage's messages, over all clients: requests go down, replies up."""
+
+    up: dict[Stage, int] = field(default_factory=dict)
+    down: dict[Stage, int] = field(default_factory=dict)
+
+    def count(self, request: Request, replies: Replies) -> None:
+        """Add the messages of a stage."""
+        for found, messages in ((self.down, request.messages), (self.up, replies)):
+            size = sum(map(len, messages.values()))
+            found[request.stage] = found.get(request.stage, 0) + size
+
+
+Answer = Callable[[Stage, int, bytes], bytes | None]
+"""Returns a client's reply to a request of a stage; None if the client is lost."""
+
+
+def run_exchange(
+    server: SecureServer, round: int, cohort: Sequence[int], n: int, largest: int, answer: Answer
+) -> tuple[SecureSum, StageBytes]:
+    """Run the protocol for a round. Lost clients do not get the requests that follow."""
+    protocol = server.sum_round(round, cohort, n, largest)
+    sizes, replies = StageBytes(), None
+    while True:
+        try:
+            request = protocol.send(replies) if replies is not None else next(protocol)
+        except StopIteration as end:
+            return end.value, sizes
+        answers = {u: answer(request.stage, u, m) for u, m in request.messages.items()}
+        replies = {u: reply for u, reply in answers.items() if reply is not None}
+        sizes.count(request, replies)
+
+
+def reply_of(
+    client: SecureClient, stage: Stage, request: bytes, codes: Callable[[], Integers]
+) -> bytes:
+    """Return a client's reply to a request, or raise :class:`Refusal`."""
+    if stage is Stage.MASKED:
+        return client.mask(request, codes())
+    methods: Mapping[Stage, Callable[[bytes], bytes]] = {
+        Stage.KEYS: client.keys,
+        Stage.SHARES: client.deal_shares,
+        Stage.CONSENT: client.consent,
+        Stage.REVEAL: client.reveal,
+        Stage.RECOVER: client.recover,
+    }
+    return methods[stage](request)
+
+
+__all__ = ["Answer", "Refusal", "StageBytes", "reply_of", "run_exchange"]
