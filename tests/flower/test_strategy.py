@@ -25,7 +25,7 @@ from fedsift.codec.update import CodedValues, Update
 from fedsift.errors import ConfigError, TooFewClients
 from fedsift.flower import FedSift, arrays_of, client_app, exchange
 from fedsift.flower.arrays import vector_from_arrays
-from fedsift.flower.client import deadline
+from fedsift.flower.client_round import deadline
 from fedsift.flower.deployment import METADATA_BYTES
 from fedsift.flower.protocol import MalformedReply, TrainReply, array_of_frame
 from fedsift.flower.pull import RECORD_BYTES, check_sizes

@@ -16,12 +16,13 @@ from fedsift.algorithms.buffers import BUFFERS, with_buffers
 from fedsift.algorithms.method import Algorithm
 from fedsift.algorithms.registry import require_own_rounds
 from fedsift.errors import require_choice
-from fedsift.federation.cohort import check_cohort
+from fedsift.federation.cohort import check_cohort, cohort_size
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import MAX_SAMPLES
 from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.deployment import Deployment
 from fedsift.flower.engine import EvaluateFn, RemoteEngine
+from fedsift.flower.protocol import NUM_EXAMPLES
 from fedsift.flower.run import DeployedRun
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
@@ -32,9 +33,9 @@ from fedsift.vector import Layout
 class FedSift(Strategy):
     """A Flower strategy that trains with a fedsift algorithm and writes a run folder.
 
-    To move a FedAvg app to fedsift, replace the strategy in the ServerApp with this one, and
-    the ClientApp with one made by :func:`fedsift.flower.client_app`. Clients do not evaluate; pass
-    ``evaluate_fn`` to :meth:`start` to evaluate the global model on the server.
+    To move a FedAvg app to fedsift, replace the strategy in the ServerApp with this one, and add
+    the mod :func:`fedsift.flower.sifted` to the ClientApp. Without train functions of your own,
+    :func:`fedsift.flower.client_app` makes the ClientApp.
 
     Parameters
     ----------
@@ -49,10 +50,26 @@ class FedSift(Strategy):
     weights
         The clients' weights in the mean: ``"batch"``, their mini-batch sizes; ``"examples"``, their
         numbers of samples; ``"equal"``; or None for the algorithm's own.
+    weighted_by_key
+        The metric that holds a client's number of samples. If it is given, updates are weighted by
+        it, too, as in FedAvg; by default, ``weights`` decides that, and metrics are weighted by
+        ``num-examples``.
     max_samples
-        The largest number of samples that a client may report, if its weight depends on it.
+        The largest number of samples that a client may report.
     participation
         The fraction of clients that train in each round.
+    fraction_train
+        The same, under the name that it has in FedAvg.
+    min_train_nodes
+        At least this many clients train in each round, whatever the fraction.
+    fraction_evaluate
+        The fraction of connected SuperNodes that evaluate the global model after each round, of
+        those that can. 0 disables evaluation by clients.
+    min_evaluate_nodes
+        At least this many evaluate, if as many are connected.
+    min_available_nodes
+        Wait for this many SuperNodes before each round. By default, for all ``clients`` before the
+        first round, and for ``min_clients`` before later ones.
     min_clients
         Stop the run if a round merges fewer updates than this. It can be continued later.
     max_norm_ratio
@@ -65,8 +82,7 @@ class FedSift(Strategy):
     enough
         Close the round after this many valid updates. None waits for every client.
     wait
-        Seconds to wait for SuperNodes: for all of them before the first round, for ``min_clients``
-        before later rounds.
+        Seconds to wait for SuperNodes.
     seed
         Seed of cohorts and mini-batches.
     dataset, model, partition, theta
@@ -83,8 +99,14 @@ class FedSift(Strategy):
         *,
         batch_size: int | None = 64,
         weights: Weights | None = None,
+        weighted_by_key: str | None = None,
         max_samples: int = MAX_SAMPLES,
-        participation: float = 1.0,
+        participation: float | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int = 1,
+        fraction_evaluate: float = 1.0,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int | None = None,
         min_clients: int = 1,
         max_norm_ratio: float | None = MAX_NORM_RATIO,
         buffers: str = "average",
@@ -102,16 +124,28 @@ class FedSift(Strategy):
             raise ValueError(
                 f"batch_size must be at least 1, or None for the whole local set, got {batch_size}"
             )
+        participation = chosen_participation(
+            participation, fraction_train, min_train_nodes, clients
+        )
+        check_evaluation(fraction_evaluate, min_evaluate_nodes)
         check_cohort(clients, participation, min_clients)
         check_max_norm_ratio(max_norm_ratio)
-        check_weights(weights)
+        if min_available_nodes is not None and not 1 <= min_available_nodes <= clients:
+            raise ValueError(
+                f"min_available_nodes must be from 1 to {clients}, or None, "
+                f"got {min_available_nodes}"
+            )
         require_choice("buffers", buffers, BUFFERS)
         require_own_rounds(algorithm)
         if enough is not None and not max(1, min_clients) <= enough <= clients:
             least = max(1, min_clients)
             raise ValueError(f"enough must be from {least} to {clients}, or None, got {enough}")
         self.algorithm, self.clients = algorithm, clients
-        self.batch_size, self.max_samples, self.weights = batch_size, max_samples, weights
+        self.batch_size, self.max_samples = batch_size, max_samples
+        self.weights = chosen_weights(weights, weighted_by_key)
+        self.weight_key = weighted_by_key or NUM_EXAMPLES
+        self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
+        self.min_available_nodes = min_available_nodes
         self.seed, self.participation = seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
         self.max_norm_ratio, self.buffers = float(max_norm_ratio or 0), buffers
@@ -138,17 +172,13 @@ class FedSift(Strategy):
         """Train until the run has ``num_rounds`` rounds, from its checkpoint if there is one.
 
         A round ends after ``timeout`` seconds at the latest, with the replies received by then.
-        ``train_config`` is passed to the clients' own training loops, with ``server-round`` added.
-        ``evaluate_fn`` is called before the first round, with round 0, and after each round. The
-        ``accuracy`` and ``loss`` that it returns after a round become part of the run's metrics.
+        ``train_config`` and ``evaluate_config`` are passed to the clients' own functions, with
+        ``server-round`` added. ``evaluate_fn`` is called before the first round, with round 0, and
+        after each round. The ``accuracy`` and ``loss`` that it returns after a round become part of
+        the run's metrics, and so do the weighted means of what clients report.
         """
         if num_rounds < 1:
             raise ValueError(f"num_rounds must be at least 1, got {num_rounds}")
-        if evaluate_config is not None:
-            raise ValueError(
-                "FedSift's clients do not evaluate: remove evaluate_config, and pass evaluate_fn "
-                "to evaluate on the server"
-            )
         layout, w = vector_from_arrays(initial_arrays)
         self.summary()
         folder = RunFolder.create_or_extend(self.path, self.config(num_rounds))
@@ -157,15 +187,30 @@ class FedSift(Strategy):
             if run.snapshot.round == 0:
                 run.engine.evaluate_arrays(0, initial_arrays)
             while run.snapshot.round < num_rounds:
-                round = run.snapshot.round + 1
-                log(INFO, "[ROUND %s/%s]", round, num_rounds)
-                config, arrays = train_config or ConfigRecord(), run.result.arrays
-                messages = self.configure_train(round, arrays, config, grid)
-                replies = run.engine.current.replies(messages)
-                _, metrics = self.aggregate_train(round, replies)
-                run.result.train_metrics_clientapp[round] = metrics
+                log(INFO, "[ROUND %s/%s]", run.snapshot.round + 1, num_rounds)
+                self.run_round(run, train_config, evaluate_config, grid)
             run.finish()
         return run.result
+
+    def run_round(
+        self,
+        run: DeployedRun,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        grid: Grid,
+    ) -> None:
+        """Train a round, let clients evaluate its model, and write it to the run folder."""
+        round, result = run.snapshot.round + 1, run.result
+        config = train_config or ConfigRecord()
+        messages = self.configure_train(round, result.arrays, config, grid)
+        _, metrics = self.aggregate_train(round, run.engine.current.replies(messages))
+        result.train_metrics_clientapp[round] = metrics
+        config = evaluate_config or ConfigRecord()
+        messages = self.configure_evaluate(round, result.arrays, config, grid)
+        replies = run.evaluation.exchange.replies(messages) if run.evaluation else []
+        if (measured := self.aggregate_evaluate(round, replies)) is not None:
+            result.evaluate_metrics_clientapp[round] = measured
+        run.write_round()
 
     def config(self, rounds: int) -> RunConfig:
         """Return the configuration that defines the run."""
@@ -215,8 +260,11 @@ class FedSift(Strategy):
             max_samples=self.max_samples,
             max_norm_ratio=self.max_norm_ratio,
             weights=self.weights,
+            weight_key=self.weight_key,
         )
-        return DeployedRun.restore(folder, federation, engine, w, timeout, self.wait)
+        return DeployedRun.restore(
+            folder, federation, engine, w, timeout, self.wait, self.min_available_nodes
+        )
 
     @property
     def current_run(self) -> DeployedRun:
@@ -235,14 +283,58 @@ class FedSift(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """Merge the replies as they arrive, and write the round to the run folder."""
+        """Merge the replies as they arrive."""
         return self.current_run.merge_replies(replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return no messages, as ``evaluate_fn`` evaluates the model on the server."""
-        return []
+        """Return the requests to the nodes that evaluate the model of the round."""
+        with_round = ConfigRecord({**config, "server-round": server_round})
+        fraction, least = self.fraction_evaluate, self.min_evaluate_nodes
+        return self.current_run.start_evaluation(fraction, least, with_round, grid)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Do nothing, as no client evaluates."""
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the weighted means of the clients' metrics."""
+        return self.current_run.merge_evaluations(replies)
+
+
+def chosen_participation(
+    participation: float | None, fraction_train: float | None, least: int, clients: int
+) -> float:
+    """Return the fraction of clients that train, under either of its names.
+
+    >>> chosen_participation(None, 0.1, least=3, clients=10)
+    0.3
+    """
+    if participation is not None and fraction_train is not None:
+        raise ValueError("participation and fraction_train are the same: pass one of them")
+    if not 1 <= least <= clients:
+        raise ValueError(f"min_train_nodes must be from 1 to {clients}, got {least}")
+    given = 1.0 if participation is None else participation
+    fraction = given if fraction_train is None else fraction_train
+    return fraction if cohort_size(fraction, clients) >= least else least / clients
+
+
+def chosen_weights(weights: Weights | None, key: str | None) -> Weights | None:
+    """Return the clients' weights: their numbers of samples if the metric of these is named.
+
+    >>> chosen_weights(None, None), chosen_weights(None, "num-examples")
+    (None, 'examples')
+    """
+    check_weights(weights)
+    if key is None:
+        return weights
+    if weights not in (None, "examples"):
+        raise ValueError(f"weighted_by_key contradicts weights={weights!r}: pass one of them")
+    return "examples"
+
+
+def check_evaluation(fraction: float, least: int) -> None:
+    """Refuse an invalid fraction or number of nodes that evaluate."""
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction_evaluate must be from 0 to 1, got {fraction}")
+    if least < 0:
+        raise ValueError(f"min_evaluate_nodes must be at least 0, got {least}")
