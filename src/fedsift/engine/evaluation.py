@@ -21,7 +21,7 @@ from fedsift.engine.scoring import (
 )
 from fedsift.seeding import torch_seed
 from fedsift.task import Data, Task
-from fedsift.task.checks import first_output, one_line_errors
+from fedsift.task.checks import check_test_data, one_line_errors
 from fedsift.task.samples import Tree, call_model, first_samples, num_samples, seeded_random
 
 Metric = Callable[[Any, Any], float]
@@ -91,14 +91,19 @@ class Evaluation:
         if self.client_tests:
             found |= measure_clients(self.client_tests, task, of_client)
         if self.function is not None:
-            found |= call_function(self.function, task, model)
+            named = call_function(self.function, task, model)
+            if both := [name for name in named if name in self.metrics]:
+                raise ValueError(f"metrics and evaluate both measure {both[0]!r}: rename one")
+            found |= named
         return found
 
 
 def check_name(name: Any, task: Task) -> None:
     """Raise ValueError for a metric that cannot have a column of its own."""
     taken = OWN_COLUMNS if task.test is None else (*OWN_COLUMNS, "accuracy", "loss")
-    if not isinstance(name, str) or name in taken:
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"the name of a metric must be a text, got {name!r}")
+    if name in taken:
         raise ValueError(f"a metric cannot be called {name!r}: records have a column of that name")
 
 
@@ -111,7 +116,7 @@ def check_client_tests(client_tests: Sequence[Data], task: Task) -> None:
             f"got {len(client_tests)}"
         )
     for client, data in enumerate(client_tests):
-        output = first_output(f"the test data of client {client}", task, data)
+        output = check_test_data(f"the test data of client {client}", task, data)
         _, y = first_samples(data)
         if correct_labels(output, y, class_axis(task.loss)) is None:
             raise ValueError(
@@ -190,7 +195,7 @@ def call_function(function: Evaluate, task: Task, model: nn.Module) -> dict[str,
         check_name(name, task)
     return {
         name: one_line_errors(
-            partial(float, value), f"evaluate must return a dict of numbers; {name!r} is none"
+            partial(float, value), f"evaluate must return a dict of numbers; {name!r} is not one"
         )
         for name, value in found.items()
     }
