@@ -201,7 +201,7 @@ def test_the_summary_has_every_documented_key(quick_run):
 
 
 def test_files_have_the_permissions_of_the_umask(quick_run):
-    assert len({path.stat().st_mode for path in quick_run.iterdir()}) == 1
+    assert len({path.stat().st_mode for path in quick_run.rglob("*") if path.is_file()}) == 1
 
 
 def test_metrics_have_one_object_per_round_with_every_documented_key(quick_run):

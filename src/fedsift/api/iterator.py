@@ -122,7 +122,9 @@ class Rounds(Iterator[tuple[Record, nn.Module, Snapshot]]):
 def begin(given: Mapping[str, Any], is_shown: bool) -> Rounds:
     """Check the arguments of :func:`fedsift.simulate`, and return its rounds."""
     rounds, start, on_round = given["rounds"], given["start"], with_model(given["on_round"])
+    keep = given["keep_checkpoints"]
     check_whole("rounds", rounds, at_least=1)
+    check_whole("keep_checkpoints", keep, at_least=1)
     options = Options(**{field.name: given[field.name] for field in fields(Options)})
     algorithm = for_rounds(check_algorithm(given["algorithm"] or fedadam_ssm()), rounds)
     federation = prepare(given["model"], given["clients"], given["test"], algorithm, options)
@@ -135,7 +137,7 @@ def begin(given: Mapping[str, Any], is_shown: bool) -> Rounds:
     if given["out"] is None:
         run = InMemoryRun(federation, start, rounds)
     else:
-        settings |= identity_of(federation, start)
+        settings |= identity_of(federation, start) | {"keep_checkpoints": keep}
         run = FolderRun(Path(given["out"]), PythonConfig(settings), federation, start)
     show = display(algorithm.name, rounds, run) if is_shown else nullcontext(ignore)
     return Rounds(federation, settings, run, on_round, show)

@@ -57,6 +57,7 @@ PANELS: dict[str, dict[str, str]] = {
         "precision": "On a GPU: fp32, tf32 or bf16.",
         "wire": "count measures every message; real also encodes and decodes it.",
         "tensorboard": "Also write TensorBoard events to the run folder.",
+        "keep_checkpoints": "Number of checkpoints to keep, to which fedsift rollback can return.",
     },
 }
 """The options of a run by panel of ``--help``, each with its help text."""

@@ -13,7 +13,7 @@ import os
 import tempfile
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,14 @@ class SlotFile:
         if any(digest_of(self.read(slot.number)) != slot.digest for slot in slots):
             raise ValueError("the clients' memories were altered")
         return slots
+
+    def reserve(self, numbers: Iterable[int]) -> dict[int, Slot]:
+        """Return more slots of earlier checkpoints by number, without reading their content."""
+        found = {number: Slot(self, number) for number in numbers}
+        slots = max(self.slots, max(found, default=-1) + 1)
+        free = {*self.free, *range(self.slots, slots)} - found.keys()
+        self.slots, self.free = slots, sorted(free, reverse=True)
+        return found
 
     def to_disk(self) -> None:
         """Flush everything written to the disk."""

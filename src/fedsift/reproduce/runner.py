@@ -76,7 +76,15 @@ def require_executable(runs: Sequence[PlannedRun]) -> None:
         federation_of(run.config, cached_dataset(run.config.dataset, run.quick))
 
 
-MAY_DIFFER = {"rounds", "device", "precision", "tensorboard", "max_norm_ratio", "weights"}
+MAY_DIFFER = {
+    "rounds",
+    "device",
+    "precision",
+    "tensorboard",
+    "keep_checkpoints",
+    "max_norm_ratio",
+    "weights",
+}
 """Settings in which a run may differ from the planned one.
 
 The norm bound does not change a run that rejects nothing; runs from before the bound lack it.
