@@ -3,7 +3,8 @@
 The file consists of slots, each of which holds one client's memory. A slot is never overwritten
 while a snapshot refers to it, so old snapshots stay valid; a slot that no snapshot refers to is
 reused. Each round reads and writes the memory of every client in its cohort once. The file grows to
-one slot per client that ever took part, plus the slots written since the last checkpoint.
+one slot per client that ever took part, plus the slots written since the oldest checkpoint that is
+kept.
 """
 
 from __future__ import annotations
