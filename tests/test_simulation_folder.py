@@ -53,7 +53,8 @@ def assert_same_files(folder, other):
 def test_a_folder_has_the_files_of_a_run(finished):
     folder, result = finished
     assert {path.name for path in folder.iterdir()} == {
-        ".lock", "checkpoint.safetensors", "checkpoints", "clients.json", "config.toml", "metrics.jsonl",
+        ".lock", "checkpoint.safetensors", "checkpoints", "clients.json", "config.toml",
+        "metrics.jsonl",
         "model.safetensors", "report.html", "summary.json", "uploads.jsonl",
     }  # fmt: skip
     assert records(folder) == result.history
