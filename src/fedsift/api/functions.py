@@ -48,7 +48,7 @@ def simulate(
     metrics: Mapping[str, Metric] | None = None,
     evaluate: Evaluate | None = None,
     evaluate_every: int = 1,
-    client_tests: Sequence[Any] | None = None,
+    client_tests: Sequence[Any] | str | None = None,
     out: str | Path | None = None,
     keep_checkpoints: int = KEEP_CHECKPOINTS,
     start: Result | Snapshot | None = None,
@@ -121,6 +121,7 @@ def simulate(
     client_tests
         Test data of each client, in the formats of ``clients``. The history gets the accuracy of
         the global model on each of them, with its mean, minimum, 10th percentile and deviation.
+        ``"by-class"`` tests every client on ``test``, weighted by the classes of its own data.
     out
         A run folder, as ``fedsift run`` writes it: metrics, checkpoints, model, report. If it holds
         an unfinished run of the same settings and data, that run is continued; the result of a

@@ -22,9 +22,9 @@ from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
 from fedsift.progress import Show, round_progress
 from fedsift.runs.config import PythonConfig
-from fedsift.runs.uploads import labels_of
 from fedsift.simulation import Options, Record, check_algorithm, prepare, run_rounds
 from fedsift.simulation.preparation import check_whole
+from fedsift.task.labels import labels_of
 
 OnRound = Callable[..., Any]
 """Called after each round with its record and the global model. Returning True stops the run."""
@@ -113,7 +113,7 @@ class Rounds(Iterator[tuple[Record, nn.Module, Snapshot]]):
         """The result up to the last round."""
         task = self.federation.task
         weights = self.federation.model_weights(self.snapshot)
-        labels = labels_of(task) or ()
+        labels = labels_of(task.clients) or ()
         return Result(
             self.snapshot, list(self.history), task.layout, weights, self.settings, labels
         )

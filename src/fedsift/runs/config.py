@@ -58,6 +58,7 @@ class RunConfig:
     device: str = "auto"
     precision: str = "fp32"
     loss: str = "auto"
+    client_tests: bool = False
     tensorboard: bool = False
     keep_checkpoints: int = KEEP_CHECKPOINTS
     settings: Mapping[str, GivenSetting] = field(default_factory=dict)

@@ -30,7 +30,7 @@ from fedsift.runs.model import save_model
 from fedsift.runs.parts import parts_of
 from fedsift.runs.records import append_line, append_round, rewind, trained_rounds
 from fedsift.runs.tensorboard import require_tensorboard
-from fedsift.runs.uploads import Uploads, labels_of
+from fedsift.runs.uploads import Uploads
 from fedsift.simulation import (
     Options,
     Record,
@@ -39,6 +39,7 @@ from fedsift.simulation import (
     prepare,
     run_rounds,
 )
+from fedsift.task.labels import labels_of
 
 
 def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federation:
@@ -64,6 +65,7 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
             device=config.torch_device(),
             precision=config.precision,
             weights=config.chosen_weights(),
+            client_tests=parts.client_tests,
         ),
     )
     if ranks() > 1 and rank() == 0:
@@ -143,7 +145,7 @@ def train_snapshots(
     saved = restored.checkpoint
     uploads = Uploads(federation.task.layout.d)
     watched = replace(federation, on_upload=uploads.add)
-    folder.write_clients(labels_of(federation.task))
+    folder.write_clients(labels_of(federation.task.clients))
     try:
         for snapshot, record in run_rounds(watched, saved.snapshot, rounds, saved.seconds):
             append_round(folder, record, uploads.finish_round(snapshot.round))
