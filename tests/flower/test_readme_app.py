@@ -17,9 +17,9 @@ from fedsift.flower import exchange
 
 HERE = Path(__file__).parent
 README = HERE.parents[1] / "README.md"
-NODES, ROUNDS = 10, 5
+NODES, ROUNDS = 10, 6
 CONFIG = {
-    "num-server-rounds": ROUNDS, "fraction-evaluate": 0.5, "local-epochs": 1, "learning-rate": 0.1,
+    "num-server-rounds": ROUNDS, "fraction-evaluate": 0.5, "local-epochs": 2, "learning-rate": 0.1,
     "batch-size": 32,
 }  # fmt: skip
 
@@ -62,18 +62,19 @@ def run():
 
 
 def test_the_app_learns_without_fedsift(app):
-    assert run() > 0.85
+    assert run() > 0.8
 
 
 def test_the_app_learns_with_the_diff_of_the_readme(app):
     apply_readme(app)
-    assert run() > 0.85
+    assert run() > 0.8
     lines = Path("run", "metrics.jsonl").read_text().splitlines()
     history = [json.loads(line) for line in lines]
     assert [record["clients"] for record in history] == [NODES] * ROUNDS
     evaluations = [record["evaluation"] for record in history]
     assert [(x["clients"], x["problems"]) for x in evaluations] == [(NODES // 2, {})] * ROUNDS
-    assert evaluations[-1]["metrics"]["eval_acc"] > 0.85
+    assert evaluations[-1]["metrics"]["eval_acc"] > 0.8
     summary = json.loads(Path("run", "summary.json").read_text())
     dense = 4 * summary["parameters"] * ROUNDS
-    assert summary["uplink_bytes"] < dense / 20
+    assert summary["uplink_bytes"] < dense / 55
+    assert summary["downlink_bytes"] < dense / 5

@@ -122,8 +122,8 @@ class ClientRound:
         job = Job(request.round, phase, stored.state, (self.client,), memories, request.weights)
         result = train(job)
         frame = encode(result.update, self.spec)
-        kept = {self.receipt: memory, receipt_of(frame): result.memory}
-        self.store.save(self.layout, replace(stored, memories=kept))
+        latest = {self.receipt: memory, receipt_of(frame): result.memory}
+        self.store.save(self.layout, stored.with_memories(latest, request.memories))
         return result, frame
 
     @property

@@ -48,9 +48,10 @@ class TrainRequest:
     ``cohort`` is the client, or the whole cohort if the server does not yet know which
     client the node is. For each of them, ``receipts`` identifies the last upload that was merged,
     and thus the memory to continue from. It is empty if the method's clients have no memory.
-    ``seconds`` limits the time for training. ``weight_key`` names the metric that is the client's
-    number of samples, if its own code reports it. ``layout`` accompanies a whole state, for clients
-    that know their model by its arrays only.
+    ``seconds`` limits the time for training. ``memories`` is the number of its latest memories that
+    a client stores, so that the server can return to an earlier round. ``weight_key`` names the
+    metric that is the client's number of samples, if its own code reports it. ``layout``
+    accompanies a whole state, for clients that know their model by its arrays only.
     """
 
     round: int
@@ -64,6 +65,7 @@ class TrainRequest:
     batch_size: int
     weights: Weights
     seconds: float
+    memories: int
     frame: bytes
     weight_key: str = NUM_EXAMPLES
     layout: Layout | None = None

@@ -36,7 +36,8 @@ class RoundRequests:
     """The requests of one round.
 
     Nodes that hold the last state receive only the changes, others the whole state. ``seconds``
-    limits the round, and ``config`` is sent to the clients' own training loops.
+    limits the round, and ``config`` is sent to the clients' own training loops. ``memories`` is the
+    number of memories that clients store.
     """
 
     federation: Deployment
@@ -44,6 +45,7 @@ class RoundRequests:
     nodes: dict[int, NodeStatus]
     seconds: float
     config: ConfigRecord
+    memories: int
 
     message_type: ClassVar[str] = MessageType.TRAIN
 
@@ -125,6 +127,7 @@ class RoundRequests:
             batch_size=federation.task.batch_size or 0,
             weights=federation.weighting,
             seconds=self.seconds,
+            memories=self.memories,
             frame=frame,
             weight_key=federation.weight_key,
             layout=federation.task.layout if kind == "full" else None,

@@ -103,9 +103,14 @@ class DeployedRun:
         clients = len(self.federation.task.clients)
         wanted = needed if self.nodes or self.min_nodes else clients
         connected = wait_for_nodes(grid, wanted, needed, self.wait)
-        requests = RoundRequests(self.federation, self.snapshot, self.nodes, self.timeout, config)
+        requests = self.requests(RoundRequests, config)
         self.engine.exchange = Exchange(grid, requests)
         return [requests.message_to(node) for node in connected if requests.is_needed(node)]
+
+    def requests(self, kind: type[RoundRequests], config: ConfigRecord) -> RoundRequests:
+        """Return the requests to clients after the last round."""
+        memories = 1 + self.config.keep_checkpoints
+        return kind(self.federation, self.snapshot, self.nodes, self.timeout, config, memories)
 
     def merge_replies(self, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Merge the replies of a round as they arrive."""
@@ -128,9 +133,7 @@ class DeployedRun:
         connected = grid.get_node_ids() if fraction else ()
         seed, round = self.federation.task.seed, self.snapshot.round
         nodes = evaluating_nodes(self.nodes, connected, fraction, least, seed, round)
-        requests = EvaluateRequests(
-            self.federation, self.snapshot, self.nodes, self.timeout, config
-        )
+        requests = self.requests(EvaluateRequests, config)
         self.evaluation = ClientEvaluation(Exchange(grid, requests)) if nodes else None
         return [requests.message_to(node) for node in nodes]
 
