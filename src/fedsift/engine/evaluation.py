@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsift.engine.client import one_thread
 from fedsift.engine.scoring import (
     chunk_of_test_set,
     class_axis,
@@ -23,6 +22,7 @@ from fedsift.seeding import torch_seed
 from fedsift.task import Data, Task
 from fedsift.task.checks import first_output, one_line_errors
 from fedsift.task.samples import Tree, call_model, first_samples, num_samples, seeded_random
+from fedsift.task.threads import one_thread
 
 Metric = Callable[[Any, Any], float]
 """A function of the model's output and y that returns a number."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedsift.algorithms.method import Memory
-from fedsift.codec.errors import FrameError
+from fedsift.codec.errors import FrameError, NotFiniteError
 from fedsift.codec.frame import Spec, encoded_size
 from fedsift.codec.limits import Limits
 from fedsift.codec.update import Update, WeightedSum
@@ -119,12 +119,12 @@ class Inbox:
         spec = replace(self.spec, client=reply.client)
         try:
             update, size = self._receive(reply, spec)
-        except FrameError as problem:
+            merged = self.federation.merged_parts(self.job, (reply.client,), update)
+        except (FrameError, NotFiniteError) as problem:
             self._reject(reply.client, str(problem), self._size(reply, spec))
             return
         memory = {reply.client: reply.memory} if isinstance(reply, ClientResult) else {}
         receipts = {reply.client: reply.receipt} if isinstance(reply, Received) else {}
-        merged = self.federation.merged_parts(self.job, (reply.client,), update)
         norms = self.bound.norms_of(merged)
         self._admit(Arrival([spec], update, merged, [size], [reply.loss], memory, receipts, norms))
 

@@ -22,6 +22,7 @@ from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import Federation
 from fedsift.task import Loss, Transform, Weights, check_model, check_task, check_weights
 from fedsift.task.samples import as_data
+from fedsift.task.synthetic import sample_shapes_of
 from fedsift.vector import Layout
 
 
@@ -99,6 +100,8 @@ def prepare(
         is_frozen=options.buffers == "frozen",
     )
     layout = layout.with_buffers(task.model, check_task(task))
+    if algorithm.makes_samples:
+        layout = layout.with_sample_shapes(sample_shapes_of(task))
     algorithm = with_buffers(algorithm, layout, options.buffers)
     task = replace(task, layout=algorithm.layout_for(layout))
     evaluation = evaluation_of(options, task)

@@ -19,9 +19,11 @@ from fedsift.task.samples import (
     Tree,
     device_of,
     leaves_of,
+    map_tree,
     model_arguments,
     size_of,
 )
+from fedsift.task.threads import one_thread
 from fedsift.task.weights import Weights, weight_of
 from fedsift.vector import Layout
 
@@ -88,6 +90,11 @@ class Task:
     is_frozen: bool = False
 
     @property
+    def has_model(self) -> bool:
+        """Whether the model is known, which a Flower server need not know."""
+        return type(self.model) is not nn.Module
+
+    @property
     def device(self) -> torch.device:
         """The device of the clients' data."""
         return device_of(self.clients[0])
@@ -139,18 +146,23 @@ class Task:
         return generator.random((steps, self.batch_of(client)))
 
     def gradient(self, w: Tensor, x: Tree, y: Tree) -> Tensor:
-        """Return the gradient of the loss on (x, y) at w: weights ``(d,)``, and buffers after them.
+        """Return the gradient ``(d,)`` of the loss on (x, y) at weights w ``(d,)``.
 
-        Without buffers in w, the model's own are used.
-        The model is in evaluation mode. If x or y requires gradients, the result can be
-        differentiated with respect to them.
+        If buffers follow the weights in w, they are used in place of the model's own. The model is
+        in evaluation mode. If x or y requires gradients, the result can be differentiated with
+        respect to them. It is computed on one thread, because the clients and the server of a
+        deployment must get the same bits.
         """
         self.model.eval()
+        w, b = self.layout.split(w)
         point = w if w.requires_grad else w.detach().requires_grad_()
         is_differentiable = any(leaf.requires_grad for leaf in leaves_of((x, y)))
-        with torch.enable_grad():
-            named = self.layout.named(point)
-            output = functional_call(self.model, named, *model_arguments(x))
+        with torch.enable_grad(), one_thread():
+            named = {**self.layout.unflatten(point), **self.layout.named_buffers(b)}
+            # The last bits of a product depend on where in memory its factors begin.
+            aligned = {name: value.clone() for name, value in named.items()}
+            x, y = map_tree(torch.clone, (x, y))
+            output = functional_call(self.model, aligned, *model_arguments(x))
             (gradient,) = torch.autograd.grad(
                 self.loss(output, y), point, create_graph=is_differentiable
             )
