@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fedsift.algorithms import fedadam_ssm
 from fedsift.algorithms.method import Context, LocalUpdate
-from fedsift.cli.timings import in_turn
+from fedsift.cli.timings import median_seconds
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update, sparse
 from fedsift.models import MODELS, build
@@ -92,7 +92,7 @@ def milliseconds(layout: Layout, w: Tensor, device: str, repeats: int) -> dict[s
     }
     for work in parts.values():
         work()
-    found = in_turn(device, repeats, *parts.values())
+    found = median_seconds(device, repeats, *parts.values())
     return {name: 1e3 * seconds for name, seconds in zip(parts, found, strict=True)} | {
         "kernels": kernels_of(parts["all"])
     }

@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 import torch
 
-from fedsift.engine.cpu import native
+from fedsift import native
 
 torch.set_num_threads(1)
 # A shell's background job ignores Ctrl-C, and so would the processes that tests start and stop.

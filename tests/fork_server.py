@@ -6,14 +6,16 @@ that has only done the imports, so each starts in milliseconds and knows nothing
 
 import os
 import runpy
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
 from multiprocessing import get_context
 from pathlib import Path
 from subprocess import TimeoutExpired
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from unittest.mock import patch
+from weakref import finalize
 
 SERVER = get_context("forkserver")
 SERVER.set_forkserver_preload(
@@ -40,9 +42,10 @@ class ForkedPython:
         env: Mapping[str, str] | None = None,
         start_new_session: bool = False,
     ) -> None:
-        self._folder = TemporaryDirectory()
+        self._folder = mkdtemp()
+        finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         environment = dict(os.environ if env is None else env)
-        given = (words, self._folder.name, os.path.abspath(cwd), environment, start_new_session)
+        given = (words, self._folder, os.path.abspath(cwd), environment, start_new_session)
         self._process = SERVER.Process(target=_run_python, args=given)
         with patch.dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"):
             self._process.start()
@@ -67,7 +70,7 @@ class ForkedPython:
 
     def printed(self, stream: str = "stdout") -> str:
         """What it has printed so far."""
-        file = Path(self._folder.name) / stream
+        file = Path(self._folder) / stream
         return file.read_text(encoding="utf-8") if file.exists() else ""
 
 

@@ -9,7 +9,7 @@ import pytest
 import fedsift
 
 ROWS = (
-    ("errors", "seeding"),
+    ("errors", "seeding", "native"),
     ("schedules",),
     ("vector",),
     ("adam",),

@@ -20,9 +20,9 @@ from link import Link
 from veth import Veth, veth
 
 import fedsift
-from fedsift.cli.sigterm import exit_on_sigterm
 from fedsift.flower.local import LocalFederation, free_port
 from fedsift.runs.run import commit
+from fedsift.runs.sigterm import exit_on_sigterm
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE / "app"))

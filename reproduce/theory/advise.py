@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from tasks import task
 
-from fedsift.advise.calibration import HELD_OUT, advise
+from fedsift.advise.calibration import advise
+from fedsift.advise.held_out import HELD_OUT
 from fedsift.advise.hyperparameters import Hyperparameters
 from fedsift.engine import Reference, Task
 from fedsift.federation.round import Federation

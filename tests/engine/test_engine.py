@@ -176,7 +176,13 @@ def test_a_worker_that_died_between_rounds_is_reported_and_the_pool_is_restarted
 def test_a_stopped_worker_is_reported_in_one_line(when, monkeypatch):
     monkeypatch.setattr(pool, "CHECK_SECONDS", 0.1)
     monkeypatch.setattr(pool, "STOPPED_SECONDS", 0.3)
+
+    def slow(output, labels):
+        time.sleep(0.05)  # so that the worker is still at work when it is stopped
+        return cross_entropy(output, labels)
+
     fed = federation(participation=1.0, dropout=0.0)
+    fed = replace(fed, engine=Forked(replace(fed.task, loss=slow), fed.algorithm, 2))
     start = fed.initial_snapshot()
     fed.engine.start_pool()
     process = next(iter(fed.engine.pool.processes.values()))

@@ -92,7 +92,7 @@ def test_the_server_has_the_configuration_of_the_command_line(tmp_path, monkeypa
     monkeypatch.setattr(cli_demo, "deploy_demo", lambda *words: started.append(words))
     words = ["--rounds", "1", "--local-steps", "1", "--partition", "dirichlet", "--theta", "0.5"]
     assert main(["deploy", "demo", *words, "--out", str(tmp_path / "run")]) == 0
-    ((settings, folder, _),) = started
+    ((settings, folder, *_),) = started
     config = {**settings.flat(), "out": str(folder.path)}
     grid = InlineGrid((InlineNode(demo.client(), n, 3) for n in range(3)), config)
     demo.server()(grid, Context(1, 1, {}, RecordDict(), config))

@@ -12,11 +12,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fedsift.cli import progress
 from fedsift.cli import main
 from fedsift.engine.processes.forked import num_cores
 from fedsift.errors import ConfigError
 from fedsift.federation.round import Federation
+from fedsift.progress import display
 from fedsift.runs import RunFolder, run
 from fedsift.runs.disk import load_tensors, save_tensors
 from fork_server import ForkedPython
@@ -191,20 +191,20 @@ def test_ctrl_c_ends_a_process_with_130_and_says_how_to_continue(tmp_path, unint
 
 
 def test_ctrl_c_while_progress_is_shown_keeps_the_last_finished_round(tmp_path, monkeypatch):
-    save, short_status = run.save_checkpoint, progress.short_status
+    save, round_line = run.save_checkpoint, display.round_line
 
     def slow_save(*words):
         time.sleep(0.05)  # so that not every round is saved at once
         save(*words)
 
-    def interrupted(record):
+    def interrupted(name, record, rounds):
         if rounds_in(tmp_path / "out") == 3:
             raise KeyboardInterrupt
-        return short_status(record)
+        return round_line(name, record, rounds)
 
     with monkeypatch.context() as patched:
         patched.setattr(run, "save_checkpoint", slow_save)
-        patched.setattr(progress, "short_status", interrupted)
+        patched.setattr(display, "round_line", interrupted)
         assert main(words_of("efficient-adam", tmp_path / "out")) == 130
     assert checkpoint_round(tmp_path / "out") == 3
 

@@ -102,8 +102,8 @@ def test_advise_prints_advice_and_json(models, monkeypatch):
     done = run(*words, "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert set(found["choice"]) == {"local_steps", "lr", "density"}
-    assert found["command"].startswith(f"fedsift run --dataset digits --model {model} --clients 2 ")
+    assert set(found["choice"]) == {"algorithm", "local_steps", "lr", "density"}
+    assert found["command"].startswith(f"fedsift run --model {model} --clients 2 ")
     assert found["predicted"] is None or math.isfinite(found["predicted"])
     shown = run(*words)
     assert "learning rate" in shown.stdout

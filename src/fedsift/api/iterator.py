@@ -22,9 +22,9 @@ from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
 from fedsift.progress import Show, round_progress
 from fedsift.runs.config import PythonConfig
-from fedsift.runs.uploads import labels_of
 from fedsift.simulation import Options, Record, check_algorithm, prepare, run_rounds
 from fedsift.simulation.preparation import check_whole
+from fedsift.task.labels import labels_of
 
 OnRound = Callable[..., Any]
 """Called after each round with its record and the global model. Returning True stops the run."""
@@ -113,7 +113,7 @@ class Rounds(Iterator[tuple[Record, nn.Module, Snapshot]]):
         """The result up to the last round."""
         task = self.federation.task
         weights = self.federation.model_weights(self.snapshot)
-        labels = labels_of(task) or ()
+        labels = labels_of(task.clients) or ()
         return Result(
             self.snapshot, list(self.history), task.layout, weights, self.settings, labels
         )
@@ -122,7 +122,9 @@ class Rounds(Iterator[tuple[Record, nn.Module, Snapshot]]):
 def begin(given: Mapping[str, Any], is_shown: bool) -> Rounds:
     """Check the arguments of :func:`fedsift.simulate`, and return its rounds."""
     rounds, start, on_round = given["rounds"], given["start"], with_model(given["on_round"])
+    keep = given["keep_checkpoints"]
     check_whole("rounds", rounds, at_least=1)
+    check_whole("keep_checkpoints", keep, at_least=1)
     options = Options(**{field.name: given[field.name] for field in fields(Options)})
     algorithm = for_rounds(check_algorithm(given["algorithm"] or fedadam_ssm()), rounds)
     federation = prepare(given["model"], given["clients"], given["test"], algorithm, options)
@@ -135,7 +137,7 @@ def begin(given: Mapping[str, Any], is_shown: bool) -> Rounds:
     if given["out"] is None:
         run = InMemoryRun(federation, start, rounds)
     else:
-        settings |= identity_of(federation, start)
+        settings |= identity_of(federation, start) | {"keep_checkpoints": keep}
         run = FolderRun(Path(given["out"]), PythonConfig(settings), federation, start)
     show = display(algorithm.name, rounds, run) if is_shown else nullcontext(ignore)
     return Rounds(federation, settings, run, on_round, show)

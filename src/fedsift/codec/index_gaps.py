@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import constriction
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedsift.codec import range_coder
 from fedsift.codec.bit_packing import ByteArray, pack_bits, packed_size, unpack_bits
-from fedsift.codec.errors import FrameError, require
+from fedsift.codec.errors import require
+from fedsift.codec.native import decoder_of
 from fedsift.codec.range_coder import CHUNK, IntArray
 
 FINE_BITS = 3
@@ -28,8 +27,6 @@ FINE_BITS = 3
 NUM_BUCKETS = 240
 """Fine buckets needed for gaps below 2**32."""
 _MIN_SEGMENT = 1 << 16  # a separate table does not pay off for a smaller layer
-_UNIFORM = constriction.stream.model.Uniform()
-_LOW_BITS_AT_ONCE = 16  # low bits of a gap are coded in symbols of at most this many bits
 
 
 def segment_starts(layers: IntArray, d: int) -> IntArray:
@@ -209,27 +206,19 @@ class GapModel:
                 rank = np.zeros(NUM_BUCKETS, np.int32)
                 rank[present] = np.arange(len(present))
                 encoder.encode(rank[buckets[chunk]], model)
-        for shift, positions, sizes in self._low_bit_chunks(buckets):
+        chunks = range_coder.low_bit_chunks(low_bits(self.sub_bits), buckets)
+        for shift, positions, sizes in chunks:
             low = (gaps[positions] >> shift).astype(np.int32)
-            encoder.encode(low & (sizes - np.int32(1)), _UNIFORM, sizes)
+            encoder.encode(low & (sizes - np.int32(1)), range_coder.UNIFORM, sizes)
         return range_coder.finish(encoder, self._code_bytes(buckets))
 
     def decode(self, code: bytes) -> IntArray:
         """Decode the gaps; raise :class:`FrameError` unless the code has exactly their length."""
-        decoder = range_coder.new_decoder(code)
-        buckets = np.empty(int(self.counts.sum()), np.uint8)
-        try:
-            for chunk, present, model in self._symbol_chunks():
-                symbols = np.zeros(1, np.int32)
-                if model:
-                    symbols = decoder.decode(model, chunk.stop - chunk.start)
-                buckets[chunk] = present[symbols]
-            gaps = _lowest_gap(self.sub_bits)[buckets]
-            for shift, positions, sizes in self._low_bit_chunks(buckets):
-                low = decoder.decode(_UNIFORM, sizes)
-                gaps[positions] += low.astype(np.int64) << shift
-        except AssertionError as error:  # constriction raises it for bytes outside every symbol
-            raise FrameError("entropy: no encoder writes this code") from error
+        decoder, rows = decoder_of(code), range(len(self.counts))
+        tables = [decoder.symbols(self.weights[row], int(self.counts[row])) for row in rows]
+        buckets = np.concatenate(tables)
+        lowest, low = _lowest_gap(self.sub_bits), low_bits(self.sub_bits)
+        gaps = decoder.numbers(buckets, lowest, low)
         has_length = len(code) == self._code_bytes(buckets)
         require(has_length, "entropy: the code's length does not match its gaps")
         return gaps
@@ -240,19 +229,6 @@ class GapModel:
             present, model = range_coder.symbol_model(self.weights[row])
             for start in range(end - self.counts[row], end, CHUNK):
                 yield slice(start, min(start + CHUNK, end)), present, model
-
-    def _low_bit_chunks(
-        self, buckets: ByteArray
-    ) -> Iterator[tuple[int, IntArray, npt.NDArray[np.int32]]]:
-        """Yield the shift, the positions of gaps with low bits, and how many values these have."""
-        low = low_bits(self.sub_bits).astype(np.int32)
-        for shift in (0, _LOW_BITS_AT_ONCE):
-            for start in range(0, len(buckets), CHUNK):
-                width = low[buckets[start : start + CHUNK]] - shift
-                with_bits = np.flatnonzero(width > 0)
-                if len(with_bits):
-                    sizes = np.int32(1) << np.minimum(width[with_bits], _LOW_BITS_AT_ONCE)
-                    yield shift, with_bits + start, sizes
 
     def is_consistent(self, indices: IntArray, starts: IntArray, d: int) -> bool:
         """Return whether every index lies in the segment whose table coded it."""

@@ -7,14 +7,18 @@ of a stack of clients can be computed where the stack is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import constriction
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from fedsift.codec.bit_packing import ByteArray
+from fedsift.codec.errors import FrameError
 
 IntArray = npt.NDArray[np.int64]
 
@@ -28,6 +32,10 @@ COARSE_SHIFT = 2
 """A coarse log-weight (four bits) has steps of half an octave, 2**2 as large as a fine one."""
 MAX_COARSE = 15
 """The largest coarse log-weight."""
+UNIFORM = constriction.stream.model.Uniform()
+"""The model of low bits."""
+LOW_BITS_AT_ONCE = 16
+"""Low bits of a number are coded in symbols of at most this many bits."""
 FLOOR_LOSS = 371
 """An upper bound of 2**16 * 2**-8 / ln 2: the bits that a rounded-down range loses per symbol."""
 
@@ -156,10 +164,61 @@ def finish(encoder: Any, size: int) -> bytes:
     return cut
 
 
-def new_decoder(code: bytes) -> Any:
-    """Return a range decoder for :func:`finish`'s bytes.
+class Decoder(Protocol):
+    """Reads the symbols of a range code in order.
 
-    It raises AssertionError for bytes that no encoder writes.
+    Raises :class:`FrameError` for bytes that no encoder writes.
     """
-    words = np.frombuffer(code.ljust(-(-len(code) // 4) * 4, b"\0"), ">u4").astype(np.uint32)
-    return constriction.stream.queue.RangeDecoder(words)
+
+    def symbols(self, weights: IntArray, n: int) -> ByteArray:
+        """Read n symbols with these probabilities times 2**24; a symbol that is alone is free."""
+
+    def numbers(self, buckets: ByteArray, lowest: IntArray, bits: IntArray) -> IntArray:
+        """Read the low bits of a number per bucket, and add the bucket's lowest number."""
+
+
+class PythonDecoder:
+    """Reads a range code with the library constriction."""
+
+    def __init__(self, code: bytes) -> None:
+        words = np.frombuffer(code.ljust(-(-len(code) // 4) * 4, b"\0"), ">u4").astype(np.uint32)
+        self.decoder = constriction.stream.queue.RangeDecoder(words)
+
+    def symbols(self, weights: IntArray, n: int) -> ByteArray:
+        """Read n symbols."""
+        present, model = symbol_model(weights)
+        found = np.full(n, present[0], np.uint8)
+        for start in range(0, n if model else 0, CHUNK):
+            chunk = found[start : start + CHUNK]
+            chunk[:] = present[self._read(model, len(chunk))]
+        return found
+
+    def numbers(self, buckets: ByteArray, lowest: IntArray, bits: IntArray) -> IntArray:
+        """Read a number per bucket."""
+        found: IntArray = lowest[buckets]
+        for shift, positions, sizes in low_bit_chunks(bits, buckets):
+            found[positions] += self._read(UNIFORM, sizes).astype(np.int64) << shift
+        return found
+
+    def _read(self, model: Any, argument: Any) -> Any:
+        try:
+            return self.decoder.decode(model, argument)
+        except AssertionError as error:  # constriction raises it for bytes outside every symbol
+            raise FrameError("entropy: no encoder writes this code") from error
+
+
+def low_bit_chunks(
+    bits: IntArray, buckets: ByteArray
+) -> Iterator[tuple[int, IntArray, npt.NDArray[np.int32]]]:
+    """Yield the shift, the positions of numbers with low bits, and how many values these have.
+
+    ``bits`` is the number of low bits of each bucket. They are coded 16 at a time.
+    """
+    low = bits.astype(np.int32)
+    for shift in (0, LOW_BITS_AT_ONCE):
+        for start in range(0, len(buckets), CHUNK):
+            width = low[buckets[start : start + CHUNK]] - shift
+            with_bits = np.flatnonzero(width > 0)
+            if len(with_bits):
+                sizes = np.int32(1) << np.minimum(width[with_bits], LOW_BITS_AT_ONCE)
+                yield shift, with_bits + start, sizes

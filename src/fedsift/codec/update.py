@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
+from fedsift.codec.native import add_at
 from fedsift.codec.values import BlockCoder, Quantized, ValueCoder, lossless
 from fedsift.selection.difference import Difference
 from fedsift.selection.masks import positions
@@ -235,7 +236,7 @@ def accumulate(total: State, parts: Iterable[Part], weight: float = 1.0) -> None
             if part.indices is None:
                 target.add_(weighted)
             else:
-                target.index_add_(0, part.indices[0], weighted)
+                add_at(target, part.indices[0], weighted)
 
 
 def vector_for(role: Role, total: State) -> Tensor:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fedsift.codec import range_coder
 from fedsift.codec.bit_packing import ByteArray, packed_size
-from fedsift.codec.errors import FrameError, require
+from fedsift.codec.errors import require
+from fedsift.codec.native import decoder_of
 from fedsift.codec.range_coder import IntArray
 from fedsift.selection.backend import can_use_triton
 
@@ -110,16 +111,7 @@ def decode_codes(payload: bytes, n: int, bits: int) -> ByteArray:
     """Read n codes written by :func:`encode_codes`; raise :class:`FrameError` if malformed."""
     logs, code = _read_table(payload, bits)
     weights = range_coder.probabilities(torch.from_numpy(logs))
-    present, model = range_coder.symbol_model(weights.numpy())
-    raw = np.full(n, present[0], np.uint8)
-    if model is not None:
-        decoder, symbols = range_coder.new_decoder(code), present.astype(np.uint8)
-        try:
-            for start in range(0, n, range_coder.CHUNK):
-                chunk = raw[start : start + range_coder.CHUNK]
-                chunk[:] = symbols[decoder.decode(model, len(chunk))]
-        except AssertionError as error:
-            raise FrameError("entropy: no encoder writes this code") from error
+    raw = decoder_of(code).symbols(weights.numpy(), n)
     size = int(_code_bytes(_count(raw, bits), weights))
     require(len(code) == size, "entropy: the code's length does not match its values")
     return raw

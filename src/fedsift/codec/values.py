@@ -225,7 +225,7 @@ class Bit:
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Bound the error per coordinate."""
-        return (x.abs() - 1).abs()
+        return (x.double().abs() - 1).abs()
 
 
 def signs(x: Tensor) -> Tensor:

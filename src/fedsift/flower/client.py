@@ -253,8 +253,10 @@ def train_and_encode(
     result = train_client(task, job, client, steps)
     spec = Spec(task.layout, algorithm.name, request.round, client, request.run, request.state)
     frame = encode(result.update, spec)
-    memories = {receipt: memory, receipt_of(frame): result.memory}
-    return result.loss, frame, replace(stored, memories=memories)
+    after = stored.with_memories(
+        {receipt: memory, receipt_of(frame): result.memory}, request.memories
+    )
+    return result.loss, frame, after
 
 
 def takes_adam_steps(phase: Phase) -> bool:

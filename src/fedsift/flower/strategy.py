@@ -25,7 +25,7 @@ from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.deployment import Deployment
 from fedsift.flower.engine import EvaluateFn, RemoteEngine
 from fedsift.flower.run import DeployedRun
-from fedsift.runs.config import RunConfig
+from fedsift.runs.config import KEEP_CHECKPOINTS, RunConfig, check_keep_checkpoints
 from fedsift.runs.folder import RunFolder
 from fedsift.task import Loss, RemoteClients, Task, Weights, check_weights
 from fedsift.task.synthetic import output_shape
@@ -73,6 +73,8 @@ class FedSift(Strategy):
         The shape of one input, such as ``(3, 32, 32)``, for methods that synthesize samples.
     loss
         The clients' loss, for methods whose server computes gradients.
+    keep_checkpoints
+        Number of checkpoints that the folder keeps, for ``fedsift rollback``.
     enough
         Close the round after this many valid updates. None waits for every client.
     wait
@@ -102,6 +104,7 @@ class FedSift(Strategy):
         network: nn.Module | None = None,
         input_shape: Sequence[int] | None = None,
         loss: Loss = nn.functional.cross_entropy,
+        keep_checkpoints: int = KEEP_CHECKPOINTS,
         enough: int | None = None,
         wait: float = 300.0,
         seed: int = 0,
@@ -119,6 +122,7 @@ class FedSift(Strategy):
         check_cohort(clients, participation, min_clients)
         check_max_norm_ratio(max_norm_ratio)
         check_weights(weights)
+        check_keep_checkpoints(keep_checkpoints)
         require_choice("buffers", buffers, BUFFERS)
         require_own_rounds(algorithm)
         if algorithm.makes_samples and (network is None or input_shape is None):
@@ -135,6 +139,7 @@ class FedSift(Strategy):
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
         self.max_norm_ratio, self.buffers = float(max_norm_ratio or 0), buffers
         self.network, self.input_shape, self.loss = network, input_shape, loss
+        self.keep_checkpoints = keep_checkpoints
         self.path, self.dataset, self.model = Path(folder), dataset, model
         self.partition, self.theta = partition, theta
         self.run: DeployedRun | None = None
@@ -201,6 +206,7 @@ class FedSift(Strategy):
             min_clients=self.min_clients,
             max_norm_ratio=self.max_norm_ratio,
             buffers=self.buffers,
+            keep_checkpoints=self.keep_checkpoints,
             wire="flower",
             seed=self.seed,
             device="cpu",

@@ -76,11 +76,12 @@ def require_executable(runs: Sequence[PlannedRun]) -> None:
         federation_of(run.config, cached_dataset(run.config.dataset, run.quick))
 
 
-MAY_DIFFER = {"rounds", "device", "precision", "tensorboard", "max_norm_ratio", "weights"}
-"""Settings in which a run may differ from the planned one.
+MAY_DIFFER = {"rounds", "device", "precision", "tensorboard", "keep_checkpoints"}
+"""Settings in which a run may differ from the planned one."""
+MAY_BE_MISSING = {"max_norm_ratio", "weights", "buffers", "loss"}
+"""Settings that early runs lack. Their defaults do what fedsift did before it had the setting.
 
-The norm bound does not change a run that rejects nothing; runs from before the bound lack it.
-Planned runs use the weights of their methods; runs from before that setting lack it.
+The norm bound does not change a run that rejects nothing.
 """
 
 
@@ -89,7 +90,7 @@ def require_same_settings(run: PlannedRun, folder: RunFolder) -> None:
     if not folder.config_file.exists():
         return
     found, planned = read_values(folder.config_file), run.config.flat()
-    keys = sorted({*found, *planned} - MAY_DIFFER)
+    keys = sorted({*found, *planned} - MAY_DIFFER - (MAY_BE_MISSING - set(found)))
     differing = [key for key in keys if found.get(key) != planned.get(key)]
     if differing:
         raise ConfigError(

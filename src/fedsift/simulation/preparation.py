@@ -15,6 +15,7 @@ from fedsift.algorithms import Algorithm
 from fedsift.algorithms.buffers import BUFFERS, with_buffers
 from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Forked, Stacked, Task
+from fedsift.engine.client_tests import BY_CLASS, class_shares
 from fedsift.engine.evaluation import Evaluate, Evaluation, Metric
 from fedsift.engine.gpu.stacked import PRECISIONS
 from fedsift.federation.cohort import check_cohort
@@ -47,7 +48,7 @@ class Options:
     metrics: Mapping[str, Metric] | None = None
     evaluate: Evaluate | None = None
     evaluate_every: int = 1
-    client_tests: Sequence[Any] | None = None
+    client_tests: Sequence[Any] | str | None = None
 
     def check(self, clients: int) -> None:
         """Check that every option is valid for this number of clients."""
@@ -122,11 +123,17 @@ def prepare(
 
 def evaluation_of(options: Options, task: Task) -> Evaluation:
     """Return what is measured of the global model, with the clients' test data on the device."""
+    given, shares = options.client_tests, None
+    if isinstance(given, str):
+        check_choice("client_tests", given, [BY_CLASS])
+        given, shares = None, class_shares(task)
     client_tests = [
         as_data(f"the test data of client {n}", data, task.device, task.layout.dtype)
-        for n, data in enumerate(options.client_tests or ())
+        for n, data in enumerate(given or ())
     ]
-    return Evaluation(options.metrics or {}, options.evaluate, client_tests, options.evaluate_every)
+    return Evaluation(
+        options.metrics or {}, options.evaluate, client_tests, shares, options.evaluate_every
+    )
 
 
 def check_algorithm(algorithm: Any) -> Algorithm:

@@ -1,7 +1,7 @@
 """Fast training of small networks on a CPU with C kernels.
 
 - ``kernels.c``: the kernels, which keep the batch as the innermost axis of memory
-- ``native.py``: compiles, loads and calls them
+- ``native.py``: loads and calls them
 - ``kernel_support.py``: which layers and inputs they support
 - ``recorded.py``: the loss and gradient of a whole network as a recorded list of kernel calls
 - ``recorded_convolutions.py``: the calls of its convolutions

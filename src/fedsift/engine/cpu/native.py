@@ -1,126 +1,26 @@
-"""Compile, load and call the C kernels.
-
-They are compiled on first use and cached. Without a C compiler, PyTorch's layers do the work.
-"""
+"""The C kernels of local training. Without a C compiler, PyTorch's layers do the work."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import stat
-import subprocess
-import tempfile
 from collections.abc import Callable
-from ctypes import c_double, c_ssize_t, c_void_p
-from functools import cache, partial
 from pathlib import Path
 
-from torch import Tensor
+from fedsift.native import Argument, Kernel, Library
 
-SOURCE = Path(__file__).with_name("kernels.c")
-FLAGS = ("-O3", "-fno-math-errno", "-shared", "-fPIC")
-FOR_THIS_PROCESSOR = (("-march=native",), ("-mcpu=native",), ())
-"""Compiler flags that enable all of the processor's features. The first that work are used."""
-
-Argument = Tensor | int | float
-Kernel = Callable[..., None]
+LIBRARY = Library(Path(__file__).with_name("kernels.c"))
 
 
 def kernel(name: str) -> Kernel:
     """Return a C kernel as a function of tensors (passed by their memory) and numbers."""
-    return lambda *arguments: prepared(name, *arguments)()
+    return LIBRARY.kernel(name)
 
 
 def prepared(name: str, *arguments: Argument) -> Callable[[], None]:
     """Return a repeatable call of a C kernel on the given memory and numbers."""
-    function = getattr(load(), name)
-    function.restype = None
-    return partial(function, *map(_to_c, arguments))
+    return LIBRARY.prepared(name, *arguments)
 
 
-def _to_c(x: Argument) -> c_void_p | c_ssize_t | c_double:
-    if not isinstance(x, Tensor):
-        return c_ssize_t(x) if isinstance(x, int) else c_double(x)
-    pointer = c_void_p(x.data_ptr())
-    setattr(pointer, "memory", x)  # noqa: B010, keeps the tensor alive
-    return pointer
-
-
-@cache
 def load() -> ctypes.CDLL | None:
     """Return the compiled kernels, or None if they cannot be compiled."""
-    try:
-        return loaded_from(Path.home() / ".cache" / "fedsift" / "kernels")
-    except (OSError, RuntimeError, subprocess.SubprocessError):
-        return None
-
-
-def loaded_from(folder: Path) -> ctypes.CDLL:
-    """Return the compiled kernels, cached in the folder unless another user owns it."""
-    if make_private(folder):
-        return ctypes.CDLL(str(built(folder)))
-    with tempfile.TemporaryDirectory() as private:  # once loaded, the file is no longer needed
-        return ctypes.CDLL(str(built(Path(private))))
-
-
-def make_private(folder: Path) -> bool:
-    """Create a folder, or restrict an existing one, so that only this user has access to it.
-
-    Returns False for a folder of another user, which is not changed.
-    """
-    for path in (*reversed(folder.parents), folder):
-        path.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        return False
-    folder.chmod(0o700)
-    return True
-
-
-def built(folder: Path) -> Path:
-    """Return the path of the compiled file. Compile it if it is missing or not private."""
-    path = folder / f"{SOURCE.stem}-{fingerprint()}.so"
-    if not is_private(path):
-        with tempfile.TemporaryDirectory(dir=folder) as partial:
-            new = compiled(Path(partial) / path.name)
-            new.chmod(0o700)
-            os.replace(new, path)
-    return path
-
-
-def is_private(path: Path) -> bool:
-    """Whether a path is a file that belongs to this user and that no other user can write to."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return False
-    is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-    return is_own and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def compiled(path: Path) -> Path:
-    """Compile the kernels to the given path."""
-    for flags in FOR_THIS_PROCESSOR:
-        words = [*compiler().split(), *FLAGS, *flags, "-o", str(path), str(SOURCE), "-lm"]
-        if subprocess.run(words, capture_output=True, timeout=60).returncode == 0:
-            return path
-    raise OSError(f"{compiler()} cannot compile {SOURCE}")
-
-
-def compiler() -> str:
-    """Return the command of the C compiler."""
-    return os.environ.get("CC", "cc")
-
-
-def fingerprint() -> str:
-    """Return a hash of source, compiler, flags and processor: machines may share a home folder."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next(line for line in lines if line.lower().startswith(("flags", "features")))
-    except (OSError, StopIteration):
-        processor = platform.processor()
-    build = f"{compiler()} {FLAGS} {FOR_THIS_PROCESSOR} {platform.machine()} {processor}"
-    content = SOURCE.read_bytes() + build.encode()
-    return hashlib.sha256(content).hexdigest()[:16]
+    return LIBRARY.load()
