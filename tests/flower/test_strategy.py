@@ -30,7 +30,7 @@ from fedsift.flower.deployment import METADATA_BYTES
 from fedsift.flower.protocol import MalformedReply, TrainReply, array_of_frame
 from fedsift.flower.pull import RECORD_BYTES, check_sizes
 from fedsift.flower.store import ClientState, ClientStore
-from fedsift.runs import federation_of
+from fedsift.runs import federation_of, rollback
 from fedsift.runs.config import RunConfig
 from fedsift.simulation import initial_snapshot, run_rounds
 from fedsift.vector import Layout, State
@@ -770,3 +770,22 @@ def test_other_settings_and_other_buffers_are_refused_by_clients(place):
     shutil.rmtree(place.path / "run")
     with pytest.raises(TooFewClients, match="changes the buffer 'seen': on Flower, only running"):
         start(place.strategy(), place.grid(model=Counting), 1, model=Counting)
+
+
+@pytest.mark.parametrize("wanted", [2, 5])
+def test_a_run_that_was_rolled_back_continues_with_the_same_bits(wanted, place):
+    """The clients of this method have memories, of which they keep as many as the server needs."""
+    grid = place.grid(EFFICIENT)
+    start(place.strategy(EFFICIENT, keep_checkpoints=4), grid, 5)
+    rollback(place.path / "run", wanted)
+    assert not (place.path / "run" / "report.html").exists()
+    strategy = place.strategy(EFFICIENT, keep_checkpoints=4)
+    start(strategy, grid, 6)
+    result = simulated(EFFICIENT, 6)
+    assert_same_bits(strategy.run.snapshot.state, result.state)
+    assert [r["uplink_bytes"] for r in place.history()] == [
+        pytest.approx(r["uplink_bytes"]) for r in result.history[1:]
+    ]
+    store = ClientStore(next((place.path / "state").glob("*/client-0")))
+    algorithm_layout = strategy.run.federation.task.layout
+    assert len(store.load(algorithm_layout).memories) == 5

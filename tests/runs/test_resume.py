@@ -18,7 +18,6 @@ from fedsift.errors import ConfigError
 from fedsift.federation.round import Federation
 from fedsift.progress import display
 from fedsift.runs import RunFolder, run
-from fedsift.progress import display
 from fedsift.runs.disk import load_tensors, save_tensors
 from fork_server import ForkedPython
 

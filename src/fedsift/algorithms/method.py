@@ -212,6 +212,8 @@ class Phase:
     ``local_steps`` is the number of steps per client and round, or a function of the number of the
     client's samples and its batch size, such as :class:`fedsift.task.Epochs`. ``paper_bits(d)`` is
     the uplink per client and round in bits by the paper's formula, for a model with d parameters.
+    ``summed`` names the roles of which the server needs only the weighted sum over clients. Every
+    client sends them in full, as whole numbers on a scale that all clients share.
     """
 
     local_steps: NumSteps
@@ -223,6 +225,7 @@ class Phase:
     apply: Apply = add_received
     points: Points | None = None
     receive: Receive = as_sent
+    summed: tuple[Role, ...] = ()
 
     def __post_init__(self) -> None:
         for name, parameters in SIGNATURES.items():

@@ -18,13 +18,14 @@ from fedsift.api.identity import identity_of
 from fedsift.api.result import Result
 from fedsift.api.settings import settings_of
 from fedsift.api.start import begin_run, check_start
+from fedsift.errors import Diverged
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
 from fedsift.progress import Show, round_progress
 from fedsift.runs.config import PythonConfig
-from fedsift.runs.uploads import labels_of
 from fedsift.simulation import Options, Record, check_algorithm, prepare, run_rounds
 from fedsift.simulation.preparation import check_whole
+from fedsift.task.labels import labels_of
 
 OnRound = Callable[..., Any]
 """Called after each round with its record and the global model. Returning True stops the run."""
@@ -85,13 +86,20 @@ class Rounds(Iterator[tuple[Record, nn.Module, Snapshot]]):
     def advance(self) -> bool:
         """Run the next round; return False if there is none, after finishing the run."""
         with self._run.interruptible():
-            step = None if self._is_stopped else next(self._steps, None)
+            step = None if self._is_stopped else self._next_step()
             if step is not None:
                 self._take(*step)
                 return True
             self._run.finish(self.snapshot, self.history)
         self.close()
         return False
+
+    def _next_step(self) -> tuple[Snapshot, Record] | None:
+        """Run a round, if there is one left."""
+        try:
+            return next(self._steps, None)
+        except Diverged as problem:
+            raise Diverged(f"{problem}; try a smaller lr") from None
 
     def _take(self, snapshot: Snapshot, record: Record) -> None:
         """Take a finished round: record it, show it, and pass it to the user's function."""
@@ -113,7 +121,7 @@ class Rounds(Iterator[tuple[Record, nn.Module, Snapshot]]):
         """The result up to the last round."""
         task = self.federation.task
         weights = self.federation.model_weights(self.snapshot)
-        labels = labels_of(task) or ()
+        labels = labels_of(task.clients) or ()
         return Result(
             self.snapshot, list(self.history), task.layout, weights, self.settings, labels
         )
@@ -122,7 +130,9 @@ class Rounds(Iterator[tuple[Record, nn.Module, Snapshot]]):
 def begin(given: Mapping[str, Any], is_shown: bool) -> Rounds:
     """Check the arguments of :func:`fedsift.simulate`, and return its rounds."""
     rounds, start, on_round = given["rounds"], given["start"], with_model(given["on_round"])
+    keep = given["keep_checkpoints"]
     check_whole("rounds", rounds, at_least=1)
+    check_whole("keep_checkpoints", keep, at_least=1)
     options = Options(**{field.name: given[field.name] for field in fields(Options)})
     algorithm = for_rounds(check_algorithm(given["algorithm"] or fedadam_ssm()), rounds)
     federation = prepare(given["model"], given["clients"], given["test"], algorithm, options)
@@ -135,7 +145,7 @@ def begin(given: Mapping[str, Any], is_shown: bool) -> Rounds:
     if given["out"] is None:
         run = InMemoryRun(federation, start, rounds)
     else:
-        settings |= identity_of(federation, start)
+        settings |= identity_of(federation, start) | {"keep_checkpoints": keep}
         run = FolderRun(Path(given["out"]), PythonConfig(settings), federation, start)
     show = display(algorithm.name, rounds, run) if is_shown else nullcontext(ignore)
     return Rounds(federation, settings, run, on_round, show)

@@ -13,7 +13,8 @@ from fedsift.cli.user_settings import RunCommand
 DEMO: dict[str, Any] = {"clients": 3, "rounds": 5, "min_clients": 1}
 """Defaults that differ from those of ``fedsift run``."""
 DEPLOYED: dict[str, Any] = {
-    "dropout": 0.0, "wire": "flower", "device": "cpu", "precision": "fp32", "tensorboard": False
+    "dropout": 0.0, "wire": "flower", "device": "cpu", "precision": "fp32", "tensorboard": False,
+    "client_tests": False,
 }  # fmt: skip
 """Settings that are fixed in a deployment, and therefore not options."""
 

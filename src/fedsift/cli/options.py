@@ -54,9 +54,12 @@ PANELS: dict[str, dict[str, str]] = {
     "Execution": {
         "seed": "Seed of the weights, the partition, the cohorts and the mini-batches.",
         "device": "auto, cpu or cuda; auto uses CUDA if it is available.",
+        "client_tests": "Also measure the accuracy on each client: on the test set, weighted by "
+        "the classes of the client's data.",
         "precision": "On a GPU: fp32, tf32 or bf16.",
         "wire": "count measures every message; real also encodes and decodes it.",
         "tensorboard": "Also write TensorBoard events to the run folder.",
+        "keep_checkpoints": "Number of checkpoints to keep, to which fedsift rollback can return.",
     },
 }
 """The options of a run by panel of ``--help``, each with its help text."""
@@ -214,7 +217,7 @@ Data = Annotated[
     typer.Option(
         "--data",
         help="Your own data instead of a data set: package.module:function, which returns "
-        "(clients, test).",
+        "(clients, test) or (clients, test, client_tests).",
         rich_help_panel="Data and model",
     ),
 ]

@@ -16,17 +16,22 @@ DEFAULT_CLIENTS = 20
 
 @dataclass(frozen=True)
 class UserData:
-    """The data of each client, in any format that ``simulate`` takes, and the test set or None."""
+    """The data of each client, in any format that ``simulate`` takes, and the test set or None.
+
+    ``client_tests`` are the test data of each client, or None.
+    """
 
     clients: Sequence[Any]
     test: Any
+    client_tests: Sequence[Any] | None = None
 
 
 def load_user_data(name: str, seed: int, num_clients: int = 0) -> UserData:
     """Call the function with this name, and check what it returns.
 
-    The function returns ``(clients, test)``. If it has the arguments ``seed`` or ``num_clients``,
-    they are passed; ``num_clients`` only if it is given, or if the function has no default for it.
+    The function returns ``(clients, test)`` or ``(clients, test, client_tests)``. If it has the
+    arguments ``seed`` or ``num_clients``, they are passed; ``num_clients`` only if it is given, or
+    if the function has no default for it.
     The global random generators are seeded, so that the data is the same when a run is resumed.
     """
     function = import_function("data", name)
@@ -58,12 +63,12 @@ def arguments_of(function: Callable[..., Any], seed: int, num_clients: int) -> d
 
 def checked(name: str, found: Any, num_clients: int) -> UserData:
     """Return what the function returned; refuse anything but clients and a test set."""
-    if not isinstance(found, tuple | list) or len(found) != 2:
+    if not isinstance(found, tuple | list) or len(found) not in (2, 3):
         raise ValueError(
             f"data {name!r} must return (clients, test): a list with a pair (x, y) per client, and "
             f"a pair (x, y) or None; got {type_names(found)}"
         )
-    clients, test = found
+    clients, test, *client_tests = found
     if not isinstance(clients, Sequence) or not len(clients):
         raise ValueError(
             f"data {name!r} must return a list with the data of at least one client, got "
@@ -74,4 +79,4 @@ def checked(name: str, found: Any, num_clients: int) -> UserData:
             f"data {name!r} returns {len(clients)} clients, not {num_clients}: leave --clients "
             "out, or give the function an argument num_clients"
         )
-    return UserData(clients, test)
+    return UserData(clients, test, *client_tests)

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from fedsift.engine.client import one_thread
-from fedsift.engine.scoring import (
-    chunk_of_test_set,
-    class_axis,
-    correct_labels,
-    num_chunks,
-    num_labels,
+from fedsift.engine.client_tests import (
+    ModelOfClient,
+    check_client_tests,
+    measure_by_class,
+    measure_clients,
+    summarized,
 )
+from fedsift.engine.predictions import outputs
 from fedsift.seeding import torch_seed
 from fedsift.task import Data, Task
-from fedsift.task.checks import first_output, one_line_errors
-from fedsift.task.samples import Tree, call_model, first_samples, num_samples, seeded_random
+from fedsift.task.checks import one_line_errors
+from fedsift.task.samples import Tree, num_samples, seeded_random
 
 Metric = Callable[[Any, Any], float]
 """A function of the model's output and y that returns a number."""
 Evaluate = Callable[[nn.Module], Mapping[str, Any]]
 """A function of the global model that returns named numbers."""
-ModelOfClient = Callable[[int], nn.Module]
 
 OWN_COLUMNS = (
     "round", "clients", "rejected", "clamped", "train_loss", "problems", "uplink_bits_paper",
@@ -51,6 +51,9 @@ class Evaluation:
         Called with the model, in evaluation mode; returns named numbers.
     client_tests
         Data of each client, on which the accuracy of the global model is measured.
+    class_shares
+        The share of each class in each client's data, shape (clients, classes). The accuracy on
+        each client is then that on the test set, weighted by these shares.
     every
         Rounds between evaluations. The initial model and the last round are always evaluated.
 
@@ -59,12 +62,18 @@ class Evaluation:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     function: Evaluate | None = None
     client_tests: Sequence[Data] = ()
+    class_shares: NDArray[np.float64] | None = None
     every: int = 1
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing but accuracy and loss is measured."""
-        return not (self.metrics or self.function or self.client_tests)
+        return not (self.metrics or self.function or self.has_client_tests)
+
+    @property
+    def has_client_tests(self) -> bool:
+        """Whether the accuracy on each client is measured."""
+        return bool(self.client_tests) or self.class_shares is not None
 
     def is_due(self, round: int, last: int) -> bool:
         """Whether a round of a run is evaluated."""
@@ -89,44 +98,24 @@ class Evaluation:
         """
         found: dict[str, Any] = {**measure_metrics(self.metrics, task, model)}
         if self.client_tests:
-            found |= measure_clients(self.client_tests, task, of_client)
+            found |= summarized(measure_clients(self.client_tests, task, of_client))
+        if self.class_shares is not None:
+            found |= summarized(measure_by_class(self.class_shares, task, of_client))
         if self.function is not None:
-            found |= call_function(self.function, task, model)
+            named = call_function(self.function, task, model)
+            if both := [name for name in named if name in self.metrics]:
+                raise ValueError(f"metrics and evaluate both measure {both[0]!r}: rename one")
+            found |= named
         return found
 
 
 def check_name(name: Any, task: Task) -> None:
     """Raise ValueError for a metric that cannot have a column of its own."""
     taken = OWN_COLUMNS if task.test is None else (*OWN_COLUMNS, "accuracy", "loss")
-    if not isinstance(name, str) or name in taken:
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"the name of a metric must be a text, got {name!r}")
+    if name in taken:
         raise ValueError(f"a metric cannot be called {name!r}: records have a column of that name")
-
-
-def check_client_tests(client_tests: Sequence[Data], task: Task) -> None:
-    """Raise ValueError unless the accuracy on each client's test data can be measured."""
-    clients = len(task.clients)
-    if client_tests and len(client_tests) != clients:
-        raise ValueError(
-            f"client_tests must have the data of each of the {clients} clients, "
-            f"got {len(client_tests)}"
-        )
-    for client, data in enumerate(client_tests):
-        output = first_output(f"the test data of client {client}", task, data)
-        _, y = first_samples(data)
-        if correct_labels(output, y, class_axis(task.loss)) is None:
-            raise ValueError(
-                f"client_tests measures accuracy, but the labels of client {client} are not "
-                "classes, one per argmax of the output: measure something else with evaluate="
-            )
-
-
-def outputs(task: Task, model: nn.Module) -> Iterator[tuple[Any, Tree]]:
-    """Yield the model's output and the labels, for each chunk of the test set."""
-    for chunk in range(num_chunks(task)):
-        x, y = chunk_of_test_set(task, chunk)
-        with torch.no_grad(), one_thread():
-            output = call_model(model, x)
-        yield output, y
 
 
 def measure_metrics(
@@ -152,34 +141,6 @@ def number_of(metric: Metric, output: Any, y: Tree) -> float:
     return float(metric(output, y))
 
 
-def measure_clients(
-    client_tests: Sequence[Data], task: Task, of_client: ModelOfClient
-) -> dict[str, float | list[float]]:
-    """Return the accuracy on each client's test data: all, mean, worst, 10th percentile, std."""
-    with seeded_random(torch_seed(task.seed, "client tests"), task.device):
-        found = [
-            accuracy_on(replace(task, test=data), of_client(client))
-            for client, data in enumerate(client_tests)
-        ]
-    return {
-        "client_accuracy": found,
-        "client_accuracy_mean": float(np.mean(found)),
-        "client_accuracy_worst": min(found),
-        "client_accuracy_p10": float(np.percentile(found, 10)),
-        "client_accuracy_std": float(np.std(found)),
-    }
-
-
-def accuracy_on(task: Task, model: nn.Module) -> float:
-    """Return a model's accuracy on the task's test set, which has class labels."""
-    assert task.test is not None
-    correct = 0
-    for output, y in outputs(task, model):
-        is_correct = correct_labels(output, y, class_axis(task.loss))
-        correct += 0 if is_correct is None else int(is_correct.sum())
-    return correct / num_labels(task.test)
-
-
 def call_function(function: Evaluate, task: Task, model: nn.Module) -> dict[str, float]:
     """Return the numbers that the user's function measures of a model."""
     with torch.no_grad(), seeded_random(torch_seed(task.seed, "evaluate"), task.device):
@@ -190,7 +151,7 @@ def call_function(function: Evaluate, task: Task, model: nn.Module) -> dict[str,
         check_name(name, task)
     return {
         name: one_line_errors(
-            partial(float, value), f"evaluate must return a dict of numbers; {name!r} is none"
+            partial(float, value), f"evaluate must return a dict of numbers; {name!r} is not one"
         )
         for name, value in found.items()
     }

@@ -129,6 +129,11 @@ class Federation:
         memory = snapshot.client_memory.get(client)
         return client_values(self.task.layout, snapshot.state, values, memory)
 
+    @property
+    def clients_keep_layers(self) -> bool:
+        """Whether clients have normalization layers of their own, which they never send."""
+        return keeps_layers(self.algorithm)
+
     def trained_model(self, snapshot: Snapshot) -> nn.Module:
         """Return a copy of the model with the weights to evaluate, in evaluation mode."""
         return self._model_with(self.model_weights(snapshot))

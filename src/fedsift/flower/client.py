@@ -216,7 +216,7 @@ def check_other_buffers(task: Task) -> None:
     known = task.layout.buffers.names if task.layout.buffers else statistics_of(task.model)
     if all(name in known for name, _ in task.model.named_buffers()):
         return
-    for name in check_task(task):
+    for name in check_task(task, needs_gradient=False):
         if name not in known:
             raise ValueError(
                 f"training changes the buffer {name!r}: on Flower, only running statistics of "
@@ -242,8 +242,10 @@ def train_and_encode(
     result = train_client(task, job, client, steps)
     spec = Spec(task.layout, algorithm.name, request.round, client, request.run, request.state)
     frame = encode(result.update, spec)
-    memories = {receipt: memory, receipt_of(frame): result.memory}
-    return result.loss, frame, replace(stored, memories=memories)
+    after = stored.with_memories(
+        {receipt: memory, receipt_of(frame): result.memory}, request.memories
+    )
+    return result.loss, frame, after
 
 
 def takes_adam_steps(phase: Phase) -> bool:

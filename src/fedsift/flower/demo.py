@@ -76,6 +76,7 @@ def server() -> ServerApp:
             min_clients=config.min_clients,
             max_norm_ratio=config.max_norm_ratio,
             buffers=config.buffers,
+            keep_checkpoints=config.keep_checkpoints,
             seed=config.seed,
             dataset=config.dataset,
             model=config.model,

@@ -39,7 +39,8 @@ class TrainRequest:
     ``cohort`` is the client, or the whole cohort if the server does not yet know which
     client the node is. For each of them, ``receipts`` identifies the last upload that was merged,
     and thus the memory to continue from. It is empty if the method's clients have no memory.
-    ``seconds`` limits the time for training.
+    ``seconds`` limits the time for training. ``memories`` is the number of its latest memories that
+    a client stores, so that the server can return to an earlier round.
     """
 
     round: int
@@ -53,6 +54,7 @@ class TrainRequest:
     batch_size: int
     weights: Weights
     seconds: float
+    memories: int
     frame: bytes
 
     def to_records(self, config: ConfigRecord) -> RecordDict:

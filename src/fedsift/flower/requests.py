@@ -31,7 +31,8 @@ class RoundRequests:
     """The requests of one round.
 
     Nodes that hold the last state receive only the changes, others the whole state. ``seconds``
-    limits the round, and ``config`` is sent to the clients' own training loops.
+    limits the round, and ``config`` is sent to the clients' own training loops. ``memories`` is the
+    number of memories that clients store.
     """
 
     federation: Deployment
@@ -39,6 +40,7 @@ class RoundRequests:
     nodes: dict[int, NodeStatus]
     seconds: float
     config: ConfigRecord
+    memories: int
 
     @property
     def round(self) -> int:
@@ -114,5 +116,6 @@ class RoundRequests:
             batch_size=federation.task.batch_size or 0,
             weights=federation.weighting,
             seconds=self.seconds,
+            memories=self.memories,
             frame=frame,
         )

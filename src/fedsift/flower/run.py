@@ -87,7 +87,10 @@ class DeployedRun:
         needed = max(1, self.federation.min_clients)
         wanted = needed if self.nodes else len(self.federation.task.clients)
         connected = wait_for_nodes(grid, wanted, needed, self.wait)
-        requests = RoundRequests(self.federation, self.snapshot, self.nodes, self.timeout, config)
+        requests = RoundRequests(
+            self.federation, self.snapshot, self.nodes, self.timeout, config,
+            memories=1 + self.config.keep_checkpoints,
+        )  # fmt: skip
         self.engine.exchange = Exchange(grid, requests)
         return [requests.message_to(node) for node in connected if requests.is_needed(node)]
 

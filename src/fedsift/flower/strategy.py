@@ -23,7 +23,7 @@ from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.deployment import Deployment
 from fedsift.flower.engine import EvaluateFn, RemoteEngine
 from fedsift.flower.run import DeployedRun
-from fedsift.runs.config import RunConfig
+from fedsift.runs.config import KEEP_CHECKPOINTS, RunConfig, check_keep_checkpoints
 from fedsift.runs.folder import RunFolder
 from fedsift.task import RemoteClients, Task, Weights, check_weights
 from fedsift.vector import Layout
@@ -62,6 +62,8 @@ class FedSift(Strategy):
     buffers
         What happens to running statistics, such as those of batch normalization: ``"average"``,
         ``"local"`` or ``"frozen"``, as in :func:`fedsift.simulate`. The clients must use the same.
+    keep_checkpoints
+        Number of checkpoints that the folder keeps, for ``fedsift rollback``.
     enough
         Close the round after this many valid updates. None waits for every client.
     wait
@@ -88,6 +90,7 @@ class FedSift(Strategy):
         min_clients: int = 1,
         max_norm_ratio: float | None = MAX_NORM_RATIO,
         buffers: str = "average",
+        keep_checkpoints: int = KEEP_CHECKPOINTS,
         enough: int | None = None,
         wait: float = 300.0,
         seed: int = 0,
@@ -105,6 +108,7 @@ class FedSift(Strategy):
         check_cohort(clients, participation, min_clients)
         check_max_norm_ratio(max_norm_ratio)
         check_weights(weights)
+        check_keep_checkpoints(keep_checkpoints)
         require_choice("buffers", buffers, BUFFERS)
         require_own_rounds(algorithm)
         if enough is not None and not max(1, min_clients) <= enough <= clients:
@@ -115,6 +119,7 @@ class FedSift(Strategy):
         self.seed, self.participation = seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
         self.max_norm_ratio, self.buffers = float(max_norm_ratio or 0), buffers
+        self.keep_checkpoints = keep_checkpoints
         self.path, self.dataset, self.model = Path(folder), dataset, model
         self.partition, self.theta = partition, theta
         self.run: DeployedRun | None = None
@@ -181,6 +186,7 @@ class FedSift(Strategy):
             min_clients=self.min_clients,
             max_norm_ratio=self.max_norm_ratio,
             buffers=self.buffers,
+            keep_checkpoints=self.keep_checkpoints,
             wire="flower",
             seed=self.seed,
             device="cpu",

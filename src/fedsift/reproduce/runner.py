@@ -76,7 +76,7 @@ def require_executable(runs: Sequence[PlannedRun]) -> None:
         federation_of(run.config, cached_dataset(run.config.dataset, run.quick))
 
 
-MAY_DIFFER = {"rounds", "device", "precision", "tensorboard"}
+MAY_DIFFER = {"rounds", "device", "precision", "tensorboard", "keep_checkpoints"}
 """Settings in which a run may differ from the planned one."""
 MAY_BE_MISSING = {"max_norm_ratio", "weights", "buffers", "loss"}
 """Settings that early runs lack. Their defaults do what fedsift did before it had the setting.

@@ -23,6 +23,10 @@ from fedsift.task import WEIGHTS, Weights
 from fedsift.task.user_code import is_user_code
 
 DEVICES = ("auto", "cpu", "cuda")
+KEEP_CHECKPOINTS = 5
+"""Number of checkpoints that are kept by default."""
+MAY_CHANGE = frozenset({"rounds", "keep_checkpoints"})
+"""Settings that may change when a run is continued. They do not affect its rounds."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,9 @@ class RunConfig:
     device: str = "auto"
     precision: str = "fp32"
     loss: str = "auto"
+    client_tests: bool = False
     tensorboard: bool = False
+    keep_checkpoints: int = KEEP_CHECKPOINTS
     settings: Mapping[str, GivenSetting] = field(default_factory=dict)
 
     @classmethod
@@ -103,7 +109,8 @@ class RunConfig:
                 )
 
     def check_numbers(self) -> None:
-        """Refuse a seed, rounds or a batch size out of range."""
+        """Refuse numbers out of range."""
+        check_keep_checkpoints(self.keep_checkpoints)
         if self.seed < 0:
             raise ConfigError(f"seed must be at least 0, got {self.seed}")
         if self.rounds < 1:
@@ -221,6 +228,11 @@ class PythonConfig:
         """How messages travel."""
         return str(self.values["wire"])
 
+    @property
+    def keep_checkpoints(self) -> int:
+        """Number of checkpoints to keep; 1 for a result that was saved as a folder."""
+        return int(self.values.get("keep_checkpoints", 1))
+
     def flat(self) -> dict[str, Any]:
         """Return every key with its value."""
         return dict(self.values)
@@ -241,6 +253,18 @@ class PythonConfig:
 Config = RunConfig | PythonConfig
 MADE_FROM, PYTHON = "made_from", "python"
 """The key of config.toml that marks a run made from Python, and its value."""
+
+
+def check_keep_checkpoints(number: int) -> None:
+    """Check that at least one checkpoint is kept.
+
+    >>> check_keep_checkpoints(0)
+    Traceback (most recent call last):
+    ...
+    fedsift.errors.ConfigError: keep_checkpoints must be a whole number of at least 1, got 0
+    """
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ConfigError(f"keep_checkpoints must be a whole number of at least 1, got {number!r}")
 
 
 def read_config(path: Path) -> Config:

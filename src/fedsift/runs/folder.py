@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsift.errors import ConfigError
-from fedsift.runs.config import Config, read_config
+from fedsift.runs.config import MAY_CHANGE, Config, read_config
 from fedsift.runs.disk import replace_file
 from fedsift.runs.records import METRICS, UPLOADS, read_rounds
 from fedsift.simulation import Record
@@ -62,6 +62,11 @@ class RunFolder:
         return self.path / "checkpoint.safetensors"
 
     @property
+    def checkpoints_folder(self) -> Path:
+        """The checkpoints of recent rounds, to which ``fedsift rollback`` can return."""
+        return self.path / "checkpoints"
+
+    @property
     def model_file(self) -> Path:
         """The trained model, for ``load_state_dict``; exists once the run is finished."""
         return self.path / "model.safetensors"
@@ -75,6 +80,11 @@ class RunFolder:
     def summary_file(self) -> Path:
         """The whole run in one JSON object; exists once the run is finished."""
         return self.path / "summary.json"
+
+    @property
+    def report_file(self) -> Path:
+        """Figures and tables of the run."""
+        return self.path / "report.html"
 
     @property
     def resume_command(self) -> str:
@@ -105,13 +115,17 @@ class RunFolder:
 
     @classmethod
     def create_or_extend(cls, path: Path, config: Config) -> RunFolder:
-        """Open the folder of this run, or create it; the run may have had fewer rounds."""
+        """Open the folder of this run, or create it.
+
+        The run may have had fewer rounds, and kept another number of checkpoints.
+        """
         folder = cls(path)
         if not exists(folder.config_file):
             return cls.create(path, config)
         with folder.locked():
-            rounds = folder.config().rounds
-            if folder.has_run(config.with_rounds(rounds)) and config.rounds > rounds:
+            old = folder.config()
+            config = config.with_rounds(max(old.rounds, config.rounds))
+            if folder.has_run(config.with_rounds(old.rounds)) and config.flat() != old.flat():
                 replace_file(folder.config_file, config.toml().encode())
         return folder
 
@@ -142,7 +156,8 @@ class RunFolder:
             self.require_free()
             return False
         found, wanted = self.config().flat(), config.flat()
-        keys = [k for k in sorted({*found, *wanted}) if found.get(k) != wanted.get(k)]
+        names = sorted(({*found, *wanted} - MAY_CHANGE) | {"rounds"})
+        keys = [k for k in names if found.get(k) != wanted.get(k)]
         if keys:
             differences = (f"{key} = {found.get(key)}, not {wanted.get(key)}" for key in keys[:3])
             raise ConfigError(

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from fedsift.data import Dataset, load, partition_indices, split
 from fedsift.data.user_data import load_user_data
 from fedsift.engine.client import one_thread
+from fedsift.engine.client_tests import BY_CLASS
 from fedsift.errors import ConfigError
 from fedsift.models import build
 from fedsift.runs.config import RunConfig
@@ -24,12 +25,16 @@ from fedsift.task.user_code import import_function, is_user_code
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run trains: the model, the data of each client, the test set and the loss."""
+    """What a run trains: the model, the data of each client, the test set and the loss.
+
+    ``client_tests`` are the test data of each client, or what ``simulate`` takes in their place.
+    """
 
     model: nn.Module
     clients: Sequence[Any]
     test: Any
     loss: Loss
+    client_tests: Sequence[Any] | str | None = None
 
 
 def parts_of(config: RunConfig, dataset: Dataset | None = None) -> Parts:
@@ -40,13 +45,19 @@ def parts_of(config: RunConfig, dataset: Dataset | None = None) -> Parts:
 def built_in_parts(config: RunConfig, dataset: Dataset | None) -> Parts:
     """Load a built-in data set unless it is given, and split it across clients."""
     dataset = dataset or load(config.dataset)
+    if config.client_tests and dataset.documents is not None:
+        raise ConfigError(
+            f"client-tests weights the test set by class, and the clients of {config.dataset} "
+            "differ in more than that: it is for data sets with classes"
+        )
     rows = partition_indices(
         config.partition, dataset.labels, config.clients, config.seed, config.theta
     )
     with one_thread():  # threads slow down thousands of tiny copies
         clients = split(dataset.train, rows)
     model, loss = built_in_model(config, dataset)
-    return Parts(model, clients, dataset.test, loss)
+    client_tests = BY_CLASS if config.client_tests else None
+    return Parts(model, clients, dataset.test, loss, client_tests)
 
 
 def built_in_model(config: RunConfig, dataset: Dataset) -> tuple[nn.Module, Loss]:
@@ -63,7 +74,13 @@ def user_parts(config: RunConfig) -> Parts:
     x, _ = first_samples(as_data("client 0", found.clients[0], "cpu", torch.get_default_dtype()))
     known = (tuple(x.shape[1:]), x.dtype) if isinstance(x, Tensor) else (None, torch.float32)
     model = build(config.model, known[0], config.seed, known[1])
-    return Parts(model, found.clients, found.test, chosen_loss(config.loss, cross_entropy))
+    loss = chosen_loss(config.loss, cross_entropy)
+    if config.client_tests and found.client_tests is not None:
+        raise ConfigError(
+            f"data {config.dataset!r} returns test data of each client: leave out --client-tests"
+        )
+    client_tests = BY_CLASS if config.client_tests else found.client_tests
+    return Parts(model, found.clients, found.test, loss, client_tests)
 
 
 def chosen_loss(name: str, default: Loss) -> Loss:

@@ -17,7 +17,6 @@ from torch import Tensor
 from fedsift.codec.frame import Spec
 from fedsift.codec.inspect import bytes_by_part
 from fedsift.codec.update import PAYLOADS, Part, Update
-from fedsift.task import Task
 
 LOWEST, HIGHEST, PER_DECADE = -20, 4, 10
 """Magnitudes are counted from 10^LOWEST to 10^HIGHEST, in PER_DECADE bins per decade."""
@@ -26,8 +25,6 @@ MOST_VALUES = 1 << 16
 """Magnitudes counted per upload and role; if there are more values, every n-th is counted."""
 MOST_CLIENTS = 20
 """The masks of the first MOST_CLIENTS clients are compared pair by pair."""
-MOST_CLASSES = 1000
-"""Labels with more distinct values than this are not treated as classes."""
 MOST_PENDING = 1 << 22
 """Number of indices to collect before counting them."""
 
@@ -196,20 +193,3 @@ def take(numbers: Iterator[int], count: int) -> list[int]:
     [1, 2]
     """
     return [next(numbers) for _ in range(count)]
-
-
-def labels_of(task: Task) -> list[list[int]] | None:
-    """Return the number of samples of each class on each client; None without class labels."""
-    # The labels of a Dataset are unknown without fetching every item.
-    labels: list[Any] = [data[1] if isinstance(data, tuple) else None for data in task.clients]
-    if any(not isinstance(y, Tensor) or y.is_floating_point() or y.dim() != 1 for y in labels):
-        return None
-    all_labels = torch.cat(labels).cpu()
-    sizes = torch.tensor([len(y) for y in labels])
-    classes = int(all_labels.max()) + 1
-    if int(all_labels.min()) < 0 or classes > MOST_CLASSES:
-        return None
-    owner = torch.arange(len(labels)).repeat_interleave(sizes)
-    counts = torch.bincount(owner * classes + all_labels, minlength=len(labels) * classes)
-    found: list[list[int]] = counts.view(len(labels), classes).tolist()
-    return found

@@ -55,7 +55,8 @@ def evaluate(federation: Federation, snapshot: Snapshot) -> dict[str, Any]:
     found: dict[str, Any] = {"accuracy": accuracy, "loss": loss}
     if not federation.evaluation.is_empty:
         model = federation.trained_model(snapshot)
-        of_client = partial(federation.client_model, snapshot)
+        own = partial(federation.client_model, snapshot)
+        of_client = own if federation.clients_keep_layers else lambda client: model
         found |= federation.evaluation.measure(federation.task, model, of_client)
     return {name: finite_or_none(x) if is_number(x) else x for name, x in found.items()}
 
