@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from fedsift.task.samples import (
     leaves_of,
     map_tree,
     model_arguments,
+    num_samples,
     size_of,
+    type_names,
 )
 from fedsift.task.threads import one_thread
 from fedsift.task.weights import Weights, weight_of
@@ -31,6 +34,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 NumSteps = int | Callable[[int, int], int]
 """The local steps per round: a number, or a function of a client's samples and batch size."""
 Transform = Callable[[Any], Any]
+
+
+ONE_GRADIENT = Lock()
+"""Held while a model has other parameters than its own, which threads must not see."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,20 @@ class Task:
         """Whether a client's batches are made anew at every use: fetched or transformed."""
         return self.transform is not None or isinstance(self.clients[client], DatasetItems)
 
+    def transformed(self, x: Tree) -> Tree:
+        """Return the transformed inputs of a training batch."""
+        if self.transform is None:
+            return x
+        found = self.transform(x)
+        if not all(isinstance(leaf, Tensor) for leaf in leaves_of(found)):
+            raise ValueError(f"transform must return tensors, got {type_names(found)}")
+        if num_samples(found) != num_samples(x):
+            raise ValueError(
+                f"transform must return as many samples as it gets, {num_samples(x)}, got "
+                f"{num_samples(found)}"
+            )
+        return found
+
     def batch_of(self, client: int) -> int:
         """Return the client's mini-batch size |D̃ₙ|."""
         size = size_of(self.clients[client])
@@ -153,11 +174,11 @@ class Task:
         respect to them. It is computed on one thread, because the clients and the server of a
         deployment must get the same bits.
         """
-        self.model.eval()
         w, b = self.layout.split(w)
         point = w if w.requires_grad else w.detach().requires_grad_()
         is_differentiable = any(leaf.requires_grad for leaf in leaves_of((x, y)))
-        with torch.enable_grad(), one_thread():
+        with ONE_GRADIENT, torch.enable_grad(), one_thread():
+            self.model.eval()
             named = {**self.layout.unflatten(point), **self.layout.named_buffers(b)}
             # The last bits of a product depend on where in memory its factors begin.
             aligned = {name: value.clone() for name, value in named.items()}
