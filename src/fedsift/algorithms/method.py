@@ -358,3 +358,32 @@ def checked_message(returned: Any, memory: Memory, function: str) -> tuple[Parts
 def zero_memory(names: tuple[str, ...], layout: Layout, like: Tensor) -> dict[str, Tensor]:
     """Return the memory before the first round, one row for each name."""
     return {name: like.new_zeros(1, layout.length(name)) for name in names}
+
+
+def smallest_layout(algorithm: Algorithm) -> Layout:
+    """Return the layout of a model with two parameters, which shows the form of messages."""
+    return algorithm.layout_for(Layout(("w",), ((2,),), torch.float32))
+
+
+def example_message(algorithm: Algorithm) -> Parts:
+    """Return what a client sends in round 1 if nothing changed, for a model with two parameters.
+
+    It is empty for methods that send more than differences, and so need a real model.
+
+    >>> from fedsift.algorithms import fedadam
+    >>> [tuple(part.values) for part in example_message(fedadam())]
+    [('w', 'm', 'v')]
+    """
+    layout = smallest_layout(algorithm)
+    start = algorithm.initial_state(layout, torch.zeros(2))
+    state, memory = (
+        start.map(lambda x: x[None]),
+        zero_memory(algorithm.client_memory, layout, start.w),
+    )
+    try:
+        parts, _ = algorithm.phase(1).send(
+            Context(layout, 1, 0, (0,)), LocalUpdate(state, state), memory
+        )
+    except ValueError:
+        return ()
+    return parts
