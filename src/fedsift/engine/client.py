@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -45,23 +44,12 @@ Batch = tuple[Tree, Tree, Tensor | None]
 """Inputs, labels, and the rows of them to use; None uses all."""
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread, which is faster for small operations and gives reproducible bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def train_client(task: Task, job: Job, client: int, steps: LocalTraining) -> ClientResult:
     """Run one client's round: local start, local steps, send."""
     phase, memory = job.phase, job.memory[client]
     start = phase.local_start(job.state.map(lambda x: x[None]), memory)
     trained = steps(task, replace(job, memory={client: memory}), client, start)
-    context = Context.of(task, job.round, (client,))
+    context = Context.of(task, job.round, job.state, (client,))
     return client_result(job.phase, context, start, trained, task.weight(client, job.weights))
 
 

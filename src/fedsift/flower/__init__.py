@@ -6,7 +6,8 @@ Adam's moments. :func:`client_app` makes a ClientApp from a model and data. :fun
 a model into the strategy's initial arrays.
 
 ============= ==================================================================================
-Server        strategy.py: settings and Flower's Strategy interface; run.py: a run in progress;
+Server        strategy.py: settings and Flower's Strategy interface; sampling.py: the settings that
+              FedAvg also has; run.py: a run in progress; evaluation.py: evaluation by clients;
               engine.py: replies as results of the round; deployment.py: checks of remote uploads,
               and traffic; requests.py: the requests of a round; exchange.py: messages out,
               replies in; pull.py: downloads of bounded size

@@ -20,7 +20,7 @@ from torch import nn
 from fedsift.adam import AdamStep
 from fedsift.algorithms.buffers import BUFFERS
 from fedsift.algorithms.method import Algorithm
-from fedsift.engine.client import LocalTraining, Trained, local_steps, one_thread, train_client
+from fedsift.engine.client import LocalTraining, Trained, local_steps, train_client
 from fedsift.engine.contract import Job
 from fedsift.errors import require_choice
 from fedsift.flower.client_round import (
@@ -43,6 +43,8 @@ from fedsift.task import (
     statistics_of,
 )
 from fedsift.task.samples import DatasetItems, as_data, size_of
+from fedsift.task.synthetic import sample_shapes_of
+from fedsift.task.threads import one_thread
 from fedsift.vector import Layout, State
 
 Train = Callable[[nn.Module, torch.optim.Optimizer, Any, ConfigRecord], float]
@@ -149,12 +151,17 @@ class ClientTrainer:
         check_model(model)
         is_frozen = self.buffers == "frozen"
         layout = Layout.of(model).with_buffers(model, () if is_frozen else statistics_of(model))
-        store = store_of(self.state_dir, request, client)
-        round = ClientRound.of(request, algorithm, layout, self.buffers, client, store)
         task = Task(
             model, self.loss, RemoteClients(clients, {}), None, request.batch_size or None,
-            request.seed, round.layout, self.transform, is_frozen=is_frozen,
+            request.seed, layout, self.transform, is_frozen=is_frozen,
         )  # fmt: skip
+        if algorithm.makes_samples:
+            local = with_data(task, client, self.load_data).clients[client]
+            shapes = sample_shapes_of(replace(task, clients=[local]))
+            layout = layout.with_sample_shapes(shapes)
+        store = store_of(self.state_dir, request, client)
+        round = ClientRound.of(request, algorithm, layout, self.buffers, client, store)
+        task = replace(task, layout=round.layout)
         return replace(round, gradient=task.gradient), task
 
     def train_round(self, round: ClientRound, task: Task, message: Message) -> TrainReply:

@@ -77,10 +77,35 @@ class ClientRound:
     def updated(self) -> ClientState | None:
         """Return what is stored with the request's global state; None if its delta does not fit."""
         stored = self.store.load(self.layout)
-        before, seed = self.request.round - 1, self.request.seed
-        context = Context(self.layout, before, seed, (), self.gradient)
-        state = updated_state(self.request, self.algorithm, context, stored.state)
+        state = self.updated_state(stored.state)
         return None if state is None else replace(stored, state=state)
+
+    def updated_state(self, stored: State | None) -> State | None:
+        """Return the global state of the request; None if its delta does not lead to it."""
+        request, name, before = self.request, self.algorithm.name, self.request.round - 1
+        limits = Limits(run=request.run, round=before, algorithm=name, max_abs=float("inf"))
+        if request.kind == "full":
+            full = decode(request.frame, self.layout, replace(limits, base=bytes(8)))
+            state = state_from(full, self.layout, self.algorithm.state)
+            if state_hash(state) != request.state:
+                raise FrameError("the received state does not have the announced hash")
+            return state
+        if stored is None or (base := state_hash(stored)) == request.state:
+            return stored  # the same request may be delivered twice
+        try:
+            delta = decode(request.frame, self.layout, replace(limits, base=base))
+        except FrameError:
+            return None
+        context = self.context(before, stored)
+        state, _ = apply_broadcast(self.algorithm, context, stored, delta.parts)
+        if state_hash(state) != request.state:
+            log(WARNING, "this machine computes other bits than the server")
+            return None
+        return state
+
+    def context(self, round: int, state: State, clients: tuple[int, ...] = ()) -> Context:
+        """Return the context of a round that starts from the given state."""
+        return Context(self.layout, round, self.request.seed, clients, state, self.gradient)
 
     def memory(self, stored: ClientState) -> Memory:
         """Return the client's memory after its last merged upload; zeros before the first."""
@@ -176,33 +201,9 @@ def check_request(request: TrainRequest, algorithm: Algorithm, layout: Layout) -
     seed, batch_size = request.seed, request.batch_size or None
     if request.run != run_id(layout, algorithm, seed, batch_size, request.weights):
         raise ValueError(
-            "the server's model has different parameters than this client's, or another setting "
-            "buffers: pass fedsift.flower.arrays_of(model) to the server"
+            "the server's model has different parameters than this client's, another setting "
+            "buffers, or another input_shape: pass fedsift.flower.arrays_of(model) to the server"
         )
-
-
-def updated_state(
-    request: TrainRequest, algorithm: Algorithm, context: Context, stored: State | None
-) -> State | None:
-    """Return the global state of a request; None if its delta does not fit the stored state."""
-    name, before, layout = algorithm.name, request.round - 1, context.layout
-    limits = Limits(run=request.run, round=before, algorithm=name, max_abs=float("inf"))
-    if request.kind == "full":
-        full = decode(request.frame, layout, replace(limits, base=bytes(8)))
-        state = state_from(full, layout, algorithm.state)
-    elif stored is None:
-        return None
-    elif (base := state_hash(stored)) == request.state:
-        return stored  # the same request was delivered twice
-    else:
-        try:
-            delta = decode(request.frame, layout, replace(limits, base=base))
-        except FrameError:
-            return None
-        state, _ = apply_broadcast(algorithm, context, stored, delta.parts)
-    if state_hash(state) != request.state:
-        raise FrameError("the received state does not have the hash that the server announced")
-    return state
 
 
 @contextmanager

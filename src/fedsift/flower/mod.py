@@ -11,8 +11,8 @@ from flwr.app import Context as NodeContext
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor
 
-from fedsift.algorithms.method import Algorithm, Context
-from fedsift.engine.client import Trained, client_result, one_thread
+from fedsift.algorithms.method import Algorithm
+from fedsift.engine.client import Trained, client_result
 from fedsift.engine.contract import ClientResult, Job
 from fedsift.errors import require_choice
 from fedsift.flower.arrays import arrays_from_vector, values_of
@@ -27,6 +27,7 @@ from fedsift.flower.client_round import (
 from fedsift.flower.own_training import check_own_training, round_optimizer
 from fedsift.flower.protocol import RECORD, TrainReply, TrainRequest, numbers_in
 from fedsift.task import weight_of
+from fedsift.task.threads import one_thread
 
 BUFFERS = ("average", "local")
 """What may happen to running statistics. Only the app's own code could freeze them."""
@@ -103,13 +104,13 @@ class SiftedApp:
         if layout is None:
             return None
         algorithm = chosen_algorithm(self.algorithm, context)
+        check_own_training(algorithm, request.round)
         return ClientRound.of(request, algorithm, layout, self.buffers, client, store)
 
 
 def train(round: ClientRound, app: OwnFunction) -> TrainReply:
     """Update the client's state, and let the app train if the client is in the cohort."""
     request, client = round.request, round.client
-    check_own_training(round.method, request.round)
     with one_thread():
         stored = round.updated()
     if stored is None:
@@ -146,7 +147,7 @@ def trained_by_app(round: ClientRound, app: OwnFunction, job: Job) -> ClientResu
     samples = number_of_samples(app.metrics, request.weight_key)
     weight = weight_of(request.weights, samples, min(request.batch_size or samples, samples))
     loss = next((app.metrics[name] for name in LOSSES if name in app.metrics), float("nan"))
-    context = Context(layout, request.round, request.seed, (round.client,))
+    context = round.context(request.round, job.state, (round.client,))
     with one_thread():
         trained = Trained(end, memory, loss)
         return client_result(job.phase, context, start, trained, float(weight))
