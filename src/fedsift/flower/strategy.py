@@ -22,6 +22,7 @@ from fedsift.federation.round import MAX_SAMPLES
 from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.deployment import Deployment
 from fedsift.flower.engine import EvaluateFn, RemoteEngine
+from fedsift.flower.metrics import check_metrics_port, metrics_server
 from fedsift.flower.run import DeployedRun
 from fedsift.runs.config import KEEP_CHECKPOINTS, RunConfig, check_keep_checkpoints
 from fedsift.runs.folder import RunFolder
@@ -71,6 +72,8 @@ class FedSift(Strategy):
         before later rounds.
     seed
         Seed of cohorts and mini-batches.
+    metrics_port
+        Serve metrics for Prometheus at ``http://127.0.0.1:PORT/metrics``. None serves none.
     dataset, model, partition, theta
         Descriptions for the run's summary and report. Like all settings, they must not change when
         a run is continued.
@@ -94,6 +97,7 @@ class FedSift(Strategy):
         enough: int | None = None,
         wait: float = 300.0,
         seed: int = 0,
+        metrics_port: int | None = None,
         dataset: str = "your own",
         model: str = "your own",
         partition: str = "by node",
@@ -109,6 +113,7 @@ class FedSift(Strategy):
         check_max_norm_ratio(max_norm_ratio)
         check_weights(weights)
         check_keep_checkpoints(keep_checkpoints)
+        check_metrics_port(metrics_port)
         require_choice("buffers", buffers, BUFFERS)
         require_own_rounds(algorithm)
         if enough is not None and not max(1, min_clients) <= enough <= clients:
@@ -119,7 +124,7 @@ class FedSift(Strategy):
         self.seed, self.participation = seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
         self.max_norm_ratio, self.buffers = float(max_norm_ratio or 0), buffers
-        self.keep_checkpoints = keep_checkpoints
+        self.keep_checkpoints, self.metrics_port = keep_checkpoints, metrics_port
         self.path, self.dataset, self.model = Path(folder), dataset, model
         self.partition, self.theta = partition, theta
         self.run: DeployedRun | None = None
@@ -159,17 +164,18 @@ class FedSift(Strategy):
         folder = RunFolder.create_or_extend(self.path, self.config(num_rounds))
         with folder.locked():
             run = self.run = self.restore_run(folder, layout, w, timeout, evaluate_fn)
-            if run.snapshot.round == 0:
-                run.engine.evaluate_arrays(0, initial_arrays)
-            while run.snapshot.round < num_rounds:
-                round = run.snapshot.round + 1
-                log(INFO, "[ROUND %s/%s]", round, num_rounds)
-                config, arrays = train_config or ConfigRecord(), run.result.arrays
-                messages = self.configure_train(round, arrays, config, grid)
-                replies = run.engine.current.replies(messages)
-                _, metrics = self.aggregate_train(round, replies)
-                run.result.train_metrics_clientapp[round] = metrics
-            run.finish()
+            with metrics_server(self.metrics_port, run.metrics), run.watch.until_end():
+                if run.snapshot.round == 0:
+                    run.engine.evaluate_arrays(0, initial_arrays)
+                while run.snapshot.round < num_rounds:
+                    round = run.snapshot.round + 1
+                    log(INFO, "[ROUND %s/%s]", round, num_rounds)
+                    config, arrays = train_config or ConfigRecord(), run.result.arrays
+                    messages = self.configure_train(round, arrays, config, grid)
+                    replies = run.engine.current.replies(messages)
+                    _, metrics = self.aggregate_train(round, replies)
+                    run.result.train_metrics_clientapp[round] = metrics
+                run.finish()
         return run.result
 
     def config(self, rounds: int) -> RunConfig:
