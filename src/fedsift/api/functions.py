@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedsift.api.result import Result
 from fedsift.engine.evaluation import Evaluate, Metric
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
 from fedsift.federation.snapshot import Snapshot
+from fedsift.progress import training_warning
 from fedsift.runs.config import KEEP_CHECKPOINTS
 from fedsift.task import Loss, Transform, Weights
 
@@ -151,7 +153,10 @@ def simulate(
     with closing(run):
         while run.advance():
             pass
-    return run.result
+    result = run.result
+    if text := training_warning(result.history, result.labels, run.settings.get("lr"), dashes=""):
+        warnings.warn(text.removeprefix("warning: "), stacklevel=2)
+    return result
 
 
 def same_arguments(function: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:

@@ -18,6 +18,7 @@ from fedsift.api.identity import identity_of
 from fedsift.api.result import Result
 from fedsift.api.settings import settings_of
 from fedsift.api.start import begin_run, check_start
+from fedsift.errors import Diverged
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
 from fedsift.progress import Show, round_progress
@@ -85,13 +86,20 @@ class Rounds(Iterator[tuple[Record, nn.Module, Snapshot]]):
     def advance(self) -> bool:
         """Run the next round; return False if there is none, after finishing the run."""
         with self._run.interruptible():
-            step = None if self._is_stopped else next(self._steps, None)
+            step = None if self._is_stopped else self._next_step()
             if step is not None:
                 self._take(*step)
                 return True
             self._run.finish(self.snapshot, self.history)
         self.close()
         return False
+
+    def _next_step(self) -> tuple[Snapshot, Record] | None:
+        """Run a round, if there is one left."""
+        try:
+            return next(self._steps, None)
+        except Diverged as problem:
+            raise Diverged(f"{problem}; try a smaller lr") from None
 
     def _take(self, snapshot: Snapshot, record: Record) -> None:
         """Take a finished round: record it, show it, and pass it to the user's function."""

@@ -27,7 +27,7 @@ from fedsift.codec.frame import Spec, decode, state_hash
 from fedsift.codec.limits import Limits
 from fedsift.codec.update import Parts, Update, WeightedSum, accumulate
 from fedsift.codec.wire import COUNTED, Wire
-from fedsift.engine.contract import Engine, Job, Received, Results
+from fedsift.engine.contract import Engine, Job, Received
 from fedsift.engine.evaluation import NOTHING_ELSE, Evaluation
 from fedsift.errors import Diverged, TooFewClients
 from fedsift.federation.cohort import cohort_size
@@ -153,12 +153,7 @@ class Federation:
         round, phase = job.round, job.phase
         lost = self.lost_clients(round, job.cohort)
         inbox = self.open_inbox(job, before)
-        for reply in self.engine.train(job):
-            if isinstance(reply, Results):
-                inbox.take_all(reply.without(lost))
-            elif reply.client not in lost:
-                inbox.take(reply)
-        inbox.merge_held()
+        inbox.take_in_order(self.engine.train(job), lost)
         self.require_enough(inbox, round, len(lost))
         memories = before.client_memory.replaced(inbox.memory)
         norms = before.norms.after(inbox.norms)

@@ -216,7 +216,7 @@ def check_other_buffers(task: Task) -> None:
     known = task.layout.buffers.names if task.layout.buffers else statistics_of(task.model)
     if all(name in known for name, _ in task.model.named_buffers()):
         return
-    for name in check_task(task):
+    for name in check_task(task, needs_gradient=False):
         if name not in known:
             raise ValueError(
                 f"training changes the buffer {name!r}: on Flower, only running statistics of "

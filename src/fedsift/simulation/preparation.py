@@ -79,8 +79,7 @@ def prepare(
 ) -> Federation:
     """Check the arguments, move the data to the device, and return a federation ready to run."""
     check_algorithm(algorithm)
-    if not len(clients):
-        raise ValueError("clients is empty: pass the data of at least one client")
+    check_clients(clients)
     options.check(len(clients))
     check_model(model)
     device = chosen_device(options.device)
@@ -99,7 +98,8 @@ def prepare(
         options.num_workers,
         is_frozen=options.buffers == "frozen",
     )
-    layout = layout.with_buffers(task.model, check_task(task))
+    needs_gradient = algorithm.phase(1).points is None
+    layout = layout.with_buffers(task.model, check_task(task, needs_gradient))
     algorithm = with_buffers(algorithm, layout, options.buffers)
     task = replace(task, layout=algorithm.layout_for(layout))
     evaluation = evaluation_of(options, task)
@@ -116,6 +116,22 @@ def prepare(
         weights=options.weights,
         evaluation=evaluation,
     )
+
+
+def check_clients(clients: Any) -> None:
+    """Raise ValueError unless clients is a list with at least one element.
+
+    >>> check_clients({"a": 1})
+    Traceback (most recent call last):
+    ...
+    ValueError: clients must be a list with the data of each client, got dict
+    """
+    if not isinstance(clients, Sequence) or isinstance(clients, str):
+        raise ValueError(
+            f"clients must be a list with the data of each client, got {type(clients).__name__}"
+        )
+    if not len(clients):
+        raise ValueError("clients is empty: pass the data of at least one client")
 
 
 def evaluation_of(options: Options, task: Task) -> Evaluation:
@@ -154,7 +170,12 @@ def chosen_device(device: str | torch.device) -> str | torch.device:
     """Return the device to train on; ``auto`` selects CUDA if it is available."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    requested = torch.device(device)
+    try:
+        requested = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"unknown device {device!r}; choose auto, cpu or cuda") from None
+    if requested.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {str(device)!r}, but PyTorch finds no GPU: use 'cpu' or 'auto'")
     if requested.type == "cuda" and requested.index not in (None, torch.cuda.current_device()):
         raise ValueError(
             f"{requested} is not the current GPU: call torch.cuda.set_device({requested.index}), "

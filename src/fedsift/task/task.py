@@ -20,7 +20,9 @@ from fedsift.task.samples import (
     device_of,
     leaves_of,
     model_arguments,
+    num_samples,
     size_of,
+    type_names,
 )
 from fedsift.task.weights import Weights, weight_of
 from fedsift.vector import Layout
@@ -104,6 +106,20 @@ class Task:
     def is_live(self, client: int) -> bool:
         """Whether a client's batches are made anew at every use: fetched or transformed."""
         return self.transform is not None or isinstance(self.clients[client], DatasetItems)
+
+    def transformed(self, x: Tree) -> Tree:
+        """Return the transformed inputs of a training batch."""
+        if self.transform is None:
+            return x
+        found = self.transform(x)
+        if not all(isinstance(leaf, Tensor) for leaf in leaves_of(found)):
+            raise ValueError(f"transform must return tensors, got {type_names(found)}")
+        if num_samples(found) != num_samples(x):
+            raise ValueError(
+                f"transform must return as many samples as it gets, {num_samples(x)}, got "
+                f"{num_samples(found)}"
+            )
+        return found
 
     def batch_of(self, client: int) -> int:
         """Return the client's mini-batch size |D̃ₙ|."""
