@@ -24,7 +24,9 @@ from fedsift.flower.evaluation import (
     weighted_means,
 )
 from fedsift.flower.exchange import Exchange, wait_for_nodes
+from fedsift.flower.metrics import metrics_text
 from fedsift.flower.requests import NodeStatus, RoundRequests
+from fedsift.flower.watch import RunWatch
 from fedsift.report.html import report_on
 from fedsift.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedsift.runs.config import Config
@@ -59,6 +61,10 @@ class DeployedRun:
     nodes: dict[int, NodeStatus] = field(default_factory=dict)
     record: Record = field(default_factory=dict)
     evaluation: ClientEvaluation | None = None
+    watch: RunWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = RunWatch(self.folder, self.config.rounds, self.history)
 
     @classmethod
     def restore(
@@ -102,9 +108,9 @@ class DeployedRun:
         needed = self.min_nodes or max(1, self.federation.min_clients)
         clients = len(self.federation.task.clients)
         wanted = needed if self.nodes or self.min_nodes else clients
-        connected = wait_for_nodes(grid, wanted, needed, self.wait)
+        connected = wait_for_nodes(grid, wanted, needed, self.wait, self.watch)
         requests = self.requests(RoundRequests, config)
-        self.engine.exchange = Exchange(grid, requests)
+        self.engine.exchange = Exchange(grid, requests, self.watch)
         return [requests.message_to(node) for node in connected if requests.is_needed(node)]
 
     def requests(self, kind: type[RoundRequests], config: ConfigRecord) -> RoundRequests:
@@ -134,7 +140,8 @@ class DeployedRun:
         seed, round = self.federation.task.seed, self.snapshot.round
         nodes = evaluating_nodes(self.nodes, connected, fraction, least, seed, round)
         requests = self.requests(EvaluateRequests, config)
-        self.evaluation = ClientEvaluation(Exchange(grid, requests)) if nodes else None
+        exchange = Exchange(grid, requests, self.watch)
+        self.evaluation = ClientEvaluation(exchange) if nodes else None
         return [requests.message_to(node) for node in nodes]
 
     def merge_evaluations(self, replies: Iterable[Message]) -> MetricRecord | None:
@@ -153,17 +160,21 @@ class DeployedRun:
         record = self.record
         append_round(self.folder, record, self.uploads.finish_round(record["round"]))
         save_checkpoint(self.folder, self.checkpoint, self.federation, self.config)
+        self.watch.round_finished(record, self.history[-1] if self.history else None)
         self.history.append(record)
         log_round(record)
+
+    def metrics(self) -> str:
+        """Return the run's metrics in Prometheus' text format."""
+        return metrics_text(self.watch.status, self.history, len(self.federation.task.clients))
 
     def finish(self) -> None:
         """Write the model, the summary and the report."""
         save_model(self.folder, self.federation, self.snapshot)
         summary = run_summary(self.folder.config(), self.federation, self.history)
         self.folder.write_summary(summary)
-        report = self.folder.path / "report.html"
-        report_on([self.folder.path], report)
-        log(INFO, "report: %s", report.absolute())
+        report_on([self.folder.path], self.folder.report_file)
+        log(INFO, "report: %s", self.folder.report_file.absolute())
 
 
 def log_round(record: Record) -> None:

@@ -24,6 +24,7 @@ from fedsift.federation.round import MAX_SAMPLES
 from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.deployment import Deployment
 from fedsift.flower.engine import EvaluateFn, RemoteEngine
+from fedsift.flower.metrics import check_metrics_port, metrics_server
 from fedsift.flower.protocol import NUM_EXAMPLES
 from fedsift.flower.run import DeployedRun
 from fedsift.flower.sampling import (
@@ -104,6 +105,8 @@ class FedSift(Strategy):
         Seconds to wait for SuperNodes.
     seed
         Seed of cohorts and mini-batches.
+    metrics_port
+        Serve metrics for Prometheus at ``http://127.0.0.1:PORT/metrics``. None serves none.
     dataset, model, partition, theta
         Descriptions for the run's summary and report. Like all settings, they must not change when
         a run is continued.
@@ -136,6 +139,7 @@ class FedSift(Strategy):
         enough: int | None = None,
         wait: float = 300.0,
         seed: int = 0,
+        metrics_port: int | None = None,
         dataset: str = "your own",
         model: str = "your own",
         partition: str = "by node",
@@ -155,6 +159,7 @@ class FedSift(Strategy):
         check_max_norm_ratio(max_norm_ratio)
         check_keep_checkpoints(keep_checkpoints)
         check_min_available_nodes(min_available_nodes, clients)
+        check_metrics_port(metrics_port)
         require_choice("buffers", buffers, BUFFERS)
         require_own_rounds(algorithm)
         if algorithm.makes_samples and (network is None or input_shape is None):
@@ -175,7 +180,7 @@ class FedSift(Strategy):
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
         self.max_norm_ratio, self.buffers = float(max_norm_ratio or 0), buffers
         self.network, self.input_shape, self.loss = network, input_shape, loss
-        self.keep_checkpoints = keep_checkpoints
+        self.keep_checkpoints, self.metrics_port = keep_checkpoints, metrics_port
         self.path, self.dataset, self.model = Path(folder), dataset, model
         self.partition, self.theta = partition, theta
         self.run: DeployedRun | None = None
@@ -211,12 +216,13 @@ class FedSift(Strategy):
         folder = RunFolder.create_or_extend(self.path, self.config(num_rounds))
         with folder.locked():
             run = self.run = self.restore_run(folder, layout, w, timeout, evaluate_fn)
-            if run.snapshot.round == 0:
-                run.engine.evaluate_arrays(0, initial_arrays)
-            while run.snapshot.round < num_rounds:
-                log(INFO, "[ROUND %s/%s]", run.snapshot.round + 1, num_rounds)
-                self.run_round(run, train_config, evaluate_config, grid)
-            run.finish()
+            with metrics_server(self.metrics_port, run.metrics), run.watch.until_end():
+                if run.snapshot.round == 0:
+                    run.engine.evaluate_arrays(0, initial_arrays)
+                while run.snapshot.round < num_rounds:
+                    log(INFO, "[ROUND %s/%s]", run.snapshot.round + 1, num_rounds)
+                    self.run_round(run, train_config, evaluate_config, grid)
+                run.finish()
         return run.result
 
     def run_round(
