@@ -10,10 +10,10 @@ from itertools import combinations
 
 import numpy as np
 
-from fedsift.privacy import Refusal
-from fedsift.privacy.client import self_mask_key
-from fedsift.privacy.messages import Stage
-from fedsift.privacy.primitives import combine_shares, derive, unseal
+from fedsift.privacy.secure import Refusal
+from fedsift.privacy.secure.client import self_mask_key
+from fedsift.privacy.secure.messages import Stage
+from fedsift.privacy.secure.primitives import combine_shares, derive, unseal
 from privacy.parties import RUN, Parties
 
 

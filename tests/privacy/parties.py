@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedsift.privacy import Refusal, SecureSettings
-from fedsift.privacy.client import SecureClient
-from fedsift.privacy.exchange import StageBytes, reply_of, run_exchange
-from fedsift.privacy.messages import Stage
-from fedsift.privacy.server import SecureServer, SecureSum
+from fedsift.privacy.secure import Refusal, SecureSettings
+from fedsift.privacy.secure.client import SecureClient
+from fedsift.privacy.secure.exchange import StageBytes, reply_of, run_exchange
+from fedsift.privacy.secure.messages import Stage
+from fedsift.privacy.secure.server import SecureServer, SecureSum
 
 RUN = b"test run"
 LARGEST = 7

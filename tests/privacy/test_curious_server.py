@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsift.privacy import SecureSettings, SecureSumStopped
-from fedsift.privacy.integers import from_words, unpack_words, word_type
-from fedsift.privacy.messages import Stage
-from fedsift.privacy.primitives import mask_of
+from fedsift.privacy.secure import SecureSettings, SecureSumStopped
+from fedsift.privacy.secure.integers import from_words, unpack_words, word_type
+from fedsift.privacy.secure.messages import Stage
+from fedsift.privacy.secure.primitives import mask_of
 from privacy.curious import CuriousServer, smallest_exposed_sum
 from privacy.parties import LARGEST, Parties, random_codes
 

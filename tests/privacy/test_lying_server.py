@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsift.privacy import Refusal
-from fedsift.privacy.messages import Header, Stage, bitmap, client_list, varint
-from fedsift.privacy.primitives import is_signed
+from fedsift.privacy.secure import Refusal
+from fedsift.privacy.secure.messages import Header, Stage, bitmap, client_list, varint
+from fedsift.privacy.secure.primitives import is_signed
 from privacy.curious import CuriousServer, smallest_exposed_sum
 from privacy.parties import Parties, random_codes
 

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsift.privacy import Refusal, SecureSettings, SecureSumStopped
-from fedsift.privacy.client import SecureClient
-from fedsift.privacy.exchange import reply_of
-from fedsift.privacy.messages import Reader, Stage, varint
-from fedsift.privacy.primitives import agree
-from fedsift.privacy.server import SecureServer
+from fedsift.privacy.secure import Refusal, SecureSettings, SecureSumStopped
+from fedsift.privacy.secure.client import SecureClient
+from fedsift.privacy.secure.exchange import reply_of
+from fedsift.privacy.secure.messages import Reader, Stage, varint
+from fedsift.privacy.secure.primitives import agree
+from fedsift.privacy.secure.server import SecureServer
 from privacy.parties import RUN, Parties, random_codes, weighted_sum
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsift.privacy import SecureSettings, SecureSumStopped
-from fedsift.privacy.integers import bits_for, from_words, pack_words, to_words, unpack_words
-from fedsift.privacy.messages import Stage
+from fedsift.privacy.secure import SecureSettings, SecureSumStopped
+from fedsift.privacy.secure.integers import bits_for, from_words, pack_words, to_words, unpack_words
+from fedsift.privacy.secure.messages import Stage
 from privacy.parties import Parties, random_codes, weighted_sum
 
 LATE = (Stage.CONSENT, Stage.REVEAL)

@@ -20,7 +20,7 @@ from fedsift.runs.folder import RunFolder, column
 from fedsift.runs.records import last_round, trained_rounds
 from fedsift.simulation import Record
 
-NOT_A_METHOD = ("seed", "tensorboard")
+NOT_A_METHOD = ("seed", "tensorboard", "keep_checkpoints")
 """Settings in which the runs of one group may differ."""
 PALETTE = (
     "#0072b2", "#d55e00", "#00875f", "#c0629a", "#b07c00", "#45a3dc", "#16202a", "#7d8894",

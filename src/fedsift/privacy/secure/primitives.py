@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedsift.privacy.hashing import DOMAIN, encode_fields
-from fedsift.privacy.refusal import Refusal
+from fedsift.privacy.secure.hashing import DOMAIN, encode_fields
+from fedsift.privacy.secure.refusal import Refusal
 
 KEY_BYTES = 16
 """The length of symmetric keys, of shared secrets and of their shares."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from math import comb
 
-from fedsift.privacy.hashing import digest
+from fedsift.privacy.secure.hashing import digest
 
 ALL_UP_TO = 64
 """Up to this many clients, all are each other's neighbors."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedsift.privacy.client import SecureClient
-from fedsift.privacy.integers import Integers
-from fedsift.privacy.messages import Stage
-from fedsift.privacy.refusal import Refusal
-from fedsift.privacy.server import Replies, Request, SecureServer, SecureSum
+from fedsift.privacy.secure.client import SecureClient
+from fedsift.privacy.secure.integers import Integers
+from fedsift.privacy.secure.messages import Stage
+from fedsift.privacy.secure.refusal import Refusal
+from fedsift.privacy.secure.server import Replies, Request, SecureServer, SecureSum
 
 
 @dataclass

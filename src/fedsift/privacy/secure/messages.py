@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from fedsift.privacy.refusal import require
+from fedsift.privacy.secure.refusal import require
 
 MAX_CLIENTS = 2**20
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-from fedsift.privacy.graph import neighbors_of
-from fedsift.privacy.hashing import digest
-from fedsift.privacy.integers import MAX_BITS, Integers, pack_words, to_words, word_type
-from fedsift.privacy.messages import Header, Reader, Stage, bitmap, varint
-from fedsift.privacy.primitives import (
+from fedsift.privacy.secure.graph import neighbors_of
+from fedsift.privacy.secure.hashing import digest
+from fedsift.privacy.secure.integers import MAX_BITS, Integers, pack_words, to_words, word_type
+from fedsift.privacy.secure.messages import Header, Reader, Stage, bitmap, varint
+from fedsift.privacy.secure.primitives import (
     KEY_BYTES,
     PUBLIC_BYTES,
     SIGNATURE_BYTES,
@@ -29,8 +29,8 @@ from fedsift.privacy.primitives import (
     split_secret,
     unseal,
 )
-from fedsift.privacy.refusal import Refusal, require
-from fedsift.privacy.settings import SecureSettings
+from fedsift.privacy.secure.refusal import Refusal, require
+from fedsift.privacy.secure.settings import SecureSettings
 
 SEALED_BYTES = KEY_BYTES + TAG_BYTES
 

@@ -14,15 +14,15 @@ from math import gcd
 
 import numpy as np
 
-from fedsift.privacy.client import (
+from fedsift.privacy.secure.client import (
     SEALED_BYTES,
     Group,
     roster_digest,
     self_mask_key,
     view_digest,
 )
-from fedsift.privacy.graph import neighbors_of
-from fedsift.privacy.integers import (
+from fedsift.privacy.secure.graph import neighbors_of
+from fedsift.privacy.secure.integers import (
     Integers,
     Words,
     bits_for,
@@ -30,8 +30,8 @@ from fedsift.privacy.integers import (
     unpack_words,
     word_type,
 )
-from fedsift.privacy.messages import Header, Reader, Stage, bitmap, client_list, varint
-from fedsift.privacy.primitives import (
+from fedsift.privacy.secure.messages import Header, Reader, Stage, bitmap, client_list, varint
+from fedsift.privacy.secure.primitives import (
     KEY_BYTES,
     PUBLIC_BYTES,
     SIGNATURE_BYTES,
@@ -43,8 +43,8 @@ from fedsift.privacy.primitives import (
     is_signed,
     unseal,
 )
-from fedsift.privacy.refusal import Refusal, SecureSumStopped, require
-from fedsift.privacy.settings import SecureSettings
+from fedsift.privacy.secure.refusal import Refusal, SecureSumStopped, require
+from fedsift.privacy.secure.settings import SecureSettings
 
 
 @dataclass(frozen=True)

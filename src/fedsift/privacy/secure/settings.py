@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsift.privacy.graph import default_neighbors
+from fedsift.privacy.secure.graph import default_neighbors
 
 MIN_CLIENTS = 3
 
@@ -14,8 +14,8 @@ class SecureSettings:
     """How many neighbors each client has, and how many of them must take part.
 
     ``neighbors`` is the number of clients with which each client masks and shares its key; 0 takes
-    :func:`fedsift.privacy.graph.default_neighbors`. ``threshold`` of them restore the key of a
-    client that was lost, and must agree on the clients in the sum; 0 takes three fifths plus one.
+    the number of ``graph.default_neighbors``. ``threshold`` of them restore the key of a client
+    that was lost, and must agree on the clients in the sum; 0 takes three fifths plus one.
 
     >>> SecureSettings().resolved(clients=20)
     SecureSettings(neighbors=19, threshold=12)

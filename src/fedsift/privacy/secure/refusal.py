@@ -17,7 +17,7 @@ def require(condition: bool, message: str) -> None:
     >>> require(False, "a signature is wrong")
     Traceback (most recent call last):
     ...
-    fedsift.privacy.refusal.Refusal: a signature is wrong
+    fedsift.privacy.secure.refusal.Refusal: a signature is wrong
     """
     if not condition:
         raise Refusal(message)

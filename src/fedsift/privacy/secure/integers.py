@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedsift.privacy.refusal import require
+from fedsift.privacy.secure.refusal import require
 
 Words = npt.NDArray[np.unsignedinteger]
 """Integers modulo 2**b, in the smallest unsigned type that has b bits."""
