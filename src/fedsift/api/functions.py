@@ -18,6 +18,7 @@ from fedsift.api.result import Result
 from fedsift.engine.evaluation import Evaluate, Metric
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
 from fedsift.federation.snapshot import Snapshot
+from fedsift.privacy import DifferentialPrivacy
 from fedsift.progress import training_warning
 from fedsift.runs.config import KEEP_CHECKPOINTS
 from fedsift.task import Loss, Transform, Weights
@@ -51,6 +52,7 @@ def simulate(
     evaluate: Evaluate | None = None,
     evaluate_every: int = 1,
     client_tests: Sequence[Any] | str | None = None,
+    privacy: DifferentialPrivacy | None = None,
     out: str | Path | None = None,
     keep_checkpoints: int = KEEP_CHECKPOINTS,
     start: Result | Snapshot | None = None,
@@ -124,6 +126,10 @@ def simulate(
         Test data of each client, in the formats of ``clients``. The history gets the accuracy of
         the global model on each of them, with its mean, minimum, 10th percentile and deviation.
         ``"by-class"`` tests every client on ``test``, weighted by the classes of its own data.
+    privacy
+        A :class:`fedsift.privacy.DifferentialPrivacy`: each client takes part in a round with
+        probability ``participation``, its update is clipped, and the sum gets noise. The history
+        gets the column ``epsilon``, and training stops before the budget is exceeded.
     out
         A run folder, as ``fedsift run`` writes it: metrics, checkpoints, model, report. If it holds
         an unfinished run of the same settings and data, that run is continued; the result of a

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,9 @@ def begin(given: Mapping[str, Any], is_shown: bool) -> Rounds:
     check_whole("rounds", rounds, at_least=1)
     check_whole("keep_checkpoints", keep, at_least=1)
     options = Options(**{field.name: given[field.name] for field in fields(Options)})
+    if options.privacy:
+        calibrated = options.privacy.calibrated(options.participation, rounds)
+        options = replace(options, privacy=calibrated)
     algorithm = for_rounds(check_algorithm(given["algorithm"] or fedadam_ssm()), rounds)
     federation = prepare(given["model"], given["clients"], given["test"], algorithm, options)
     if start is not None:

@@ -15,7 +15,8 @@ Masks
     ``index_gaps.py`` is the model behind Entropy, ``index_sizes.py`` its size without encoding.
 
 Shared
-    ``bit_packing.py``, ``range_coder.py``, ``errors.py``; ``gpu_sizes.py`` and its kernels in
+    ``bit_packing.py``, ``range_coder.py``, ``errors.py``; ``native.py`` calls ``kernels.c``;
+    ``threads.py`` uses all cores; ``gpu_sizes.py`` and its kernels in
     ``triton.py`` compute sizes on a GPU.
 
 To add a value coder: implement ``ValueCoder`` next to Float and Sign in ``values.py``, add it to

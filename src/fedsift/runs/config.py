@@ -18,6 +18,7 @@ from fedsift.data import DATASETS, shape_of
 from fedsift.errors import ConfigError, require_choice
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
 from fedsift.models import MODELS, default_model
+from fedsift.privacy import DifferentialPrivacy
 from fedsift.simulation import chosen_device
 from fedsift.task import WEIGHTS, Weights
 from fedsift.task.user_code import is_user_code
@@ -53,6 +54,12 @@ class RunConfig:
     min_clients: int = 0
     max_norm_ratio: float = MAX_NORM_RATIO
     buffers: str = "average"
+    dp_clip: float = 0.0
+    dp_clip_m: float = 0.0
+    dp_clip_v: float = 0.0
+    dp_noise: float = 0.0
+    dp_epsilon: float = 0.0
+    dp_delta: float = 1e-5
     wire: str = "count"
     seed: int = 0
     device: str = "auto"
@@ -85,7 +92,11 @@ class RunConfig:
             config = replace(config, model=default_model(shape_of(config.dataset)))
         config.check_numbers()
         algorithm = config.make_algorithm()
-        return replace(config, weights=config.chosen_weights() or algorithm.weights)
+        weights = config.chosen_weights() or algorithm.weights
+        if (privacy := config.privacy) is None:
+            return replace(config, weights=weights)
+        calibrated = privacy.calibrated(config.participation, config.rounds)
+        return replace(config, weights="equal", dp_noise=calibrated.multiplier)
 
     def check_names(self) -> None:
         """Refuse unknown names, except those of the data and model of a Flower app."""
@@ -170,6 +181,21 @@ class RunConfig:
                 )
             if setting.is_required and key not in self.settings:
                 raise ConfigError(f"{self.algorithm} needs the setting {_flag(key)!r}")
+
+    @property
+    def privacy(self) -> DifferentialPrivacy | None:
+        """Differential privacy, if a bound on the clients' updates is given."""
+        clips = {"w": self.dp_clip, "m": self.dp_clip_m, "v": self.dp_clip_v}
+        given = {role: clip for role, clip in clips.items() if clip}
+        if not given:
+            if self.dp_noise or self.dp_epsilon:
+                raise ConfigError("differential privacy needs a bound on the updates: set dp-clip")
+            return None
+        if self.weights not in ("auto", "equal"):
+            raise ConfigError(f"differential privacy needs weights equal, got {self.weights}")
+        clip = self.dp_clip if list(given) == ["w"] else given
+        noise, epsilon = self.dp_noise or None, self.dp_epsilon or None
+        return DifferentialPrivacy(clip, noise, epsilon, self.dp_delta)
 
     def chosen_weights(self) -> Weights | None:
         """Return the clients' weights in the mean; None if they are the algorithm's own."""

@@ -65,6 +65,7 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
             device=config.torch_device(),
             precision=config.precision,
             weights=config.chosen_weights(),
+            privacy=config.privacy,
             client_tests=parts.client_tests,
         ),
     )
@@ -221,6 +222,7 @@ def results_of(history: Sequence[Record], parameters: int) -> dict[str, Any]:
         "uplink_bits_paper": last["uplink_bits_paper"],
         "uplink_bytes": last["uplink_bytes"],
         "downlink_bytes": last["downlink_bytes"],
+        **({"epsilon": last["epsilon"]} if "epsilon" in last else {}),
         "rejected": sum(r.get("rejected") or 0 for r in history),
         "seconds": seconds,
         "seconds_per_round": seconds / max(1, len(trained)),
