@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsift.privacy.secure import Refusal
-from fedsift.privacy.secure.messages import Header, Stage, bitmap, client_list, varint
+from fedsift.privacy.secure.messages import MessageHeader, Stage, bitmap, client_list, varint
 from fedsift.privacy.secure.primitives import is_signed
 from privacy.curious import CuriousServer, smallest_exposed_sum
 from privacy.parties import Parties, random_codes
@@ -37,7 +37,7 @@ class LyingServer:
 
     def mask(self, u: int, round: int, attempt: int, cohort: Iterable[int]) -> bytes | None:
         chosen = bitmap(set(cohort), self.all)
-        request = bytes(Header(Stage.MASKED, round, attempt)) + chosen
+        request = bytes(MessageHeader(Stage.MASKED, round, attempt)) + chosen
         request += varint(8) + varint(1) + varint(0)
         codes = random_codes(len(self.all), seed=round)[u]
         try:
@@ -50,7 +50,7 @@ class LyingServer:
 
     def consent(self, u: int, survivors: Iterable[int]) -> bytes | None:
         now = self.clients[u].current
-        request = bytes(Header(Stage.CONSENT, now.round, now.attempt))
+        request = bytes(MessageHeader(Stage.CONSENT, now.round, now.attempt))
         reply = self.ask(Stage.CONSENT, u, request + bitmap(set(survivors), now.cohort))
         if reply is not None:
             self.signatures[u].append(reply[3 : 3 + 64])
@@ -66,17 +66,17 @@ class LyingServer:
             for signature in self.signatures[v]
             if v in now.survivors and is_signed(client.public[v][32:], signature, view)
         }
-        request = bytes(Header(Stage.REVEAL, now.round, now.attempt))
+        request = bytes(MessageHeader(Stage.REVEAL, now.round, now.attempt))
         request += bitmap(shown, client.group.neighbors) + b"".join(shown.values())
         return self.ask(Stage.REVEAL, u, request)
 
     def recover(self, u: int, asked: Iterable[int]) -> bytes | None:
         client = self.clients[u]
-        request = bytes(Header(Stage.RECOVER, client.current.round, client.current.attempt))
+        request = bytes(MessageHeader(Stage.RECOVER, client.current.round, client.current.attempt))
         return self.ask(Stage.RECOVER, u, request + bitmap(set(asked), client.group.neighbors))
 
     def deal(self, u: int) -> bytes | None:
-        request = bytes(Header(Stage.SHARES, 9, 0)) + client_list(self.all)
+        request = bytes(MessageHeader(Stage.SHARES, 9, 0)) + client_list(self.all)
         return self.ask(Stage.SHARES, u, request + client_list([]))
 
 
@@ -183,7 +183,7 @@ def test_dealing_new_shares_in_the_middle_of_a_round_ends_it() -> None:
 def test_the_public_keys_of_a_client_never_change() -> None:
     server = LyingServer(4)
     before = dict(server.clients[0].public)
-    request = bytes(Header(Stage.SHARES, 9, 0)) + client_list(server.all)
+    request = bytes(MessageHeader(Stage.SHARES, 9, 0)) + client_list(server.all)
     assert server.ask(Stage.SHARES, 0, request + client_list([2]) + bytes(64)) is None
     assert server.refusals == ["the public keys of client 2 have changed"]
     assert server.clients[0].public == before

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fedsift.privacy.secure.graph import neighbors_of
 from fedsift.privacy.secure.hashing import digest
 from fedsift.privacy.secure.integers import MAX_BITS, Integers, pack_words, to_words, word_type
-from fedsift.privacy.secure.messages import Header, Reader, Stage, bitmap, varint
+from fedsift.privacy.secure.messages import MessageHeader, Reader, Stage, bitmap, varint
 from fedsift.privacy.secure.primitives import (
     KEY_BYTES,
     PUBLIC_BYTES,
@@ -256,7 +256,7 @@ class SecureClient:
             self.peers[sender] = Peer(peer.public, peer.secret, generation, share)
         reader.end()
 
-    def _check_is_new(self, header: Header) -> None:
+    def _check_is_new(self, header: MessageHeader) -> None:
         """Refuse to mask twice in an attempt, or after a sum of the round was revealed."""
         now = self.current
         is_new = (header.round, header.attempt) > (now.round, now.attempt)
@@ -294,15 +294,15 @@ class SecureClient:
         key = derive(self.current.self_key, "deposit")
         return seal(key, keys, self._view()) if lost else b""
 
-    def _header(self, stage: Stage) -> Header:
-        return Header(stage, self.current.round, self.current.attempt)
+    def _header(self, stage: Stage) -> MessageHeader:
+        return MessageHeader(stage, self.current.round, self.current.attempt)
 
     def _view(self) -> bytes:
         now = self.current
         return view_digest(self.group, now.round, now.attempt, now.cohort, now.survivors)
 
 
-def _header_of(reader: Reader, stage: Stage) -> Header:
+def _header_of(reader: Reader, stage: Stage) -> MessageHeader:
     header = reader.header()
     require(header.stage is stage, f"expected {stage.name.lower()}, got {header.stage.name}")
     return header

@@ -33,7 +33,7 @@ class Stage(IntEnum):
 
 
 @dataclass(frozen=True)
-class Header:
+class MessageHeader:
     """What a message is for."""
 
     stage: Stage
@@ -110,13 +110,13 @@ class Reader:
         require(False, "a number in a message is too large")
         return 0
 
-    def header(self) -> Header:
+    def header(self) -> MessageHeader:
         """Read the header."""
         (kind,) = self.take(1)
         require(kind in list(Stage), f"unknown kind of message {kind}")
-        return Header(Stage(kind), self.varint(), self.varint())
+        return MessageHeader(Stage(kind), self.varint(), self.varint())
 
-    def expect(self, header: Header) -> None:
+    def expect(self, header: MessageHeader) -> None:
         """Read the header, and refuse any other than this one."""
         found = self.header()
         require(

@@ -30,7 +30,14 @@ from fedsift.privacy.secure.integers import (
     unpack_words,
     word_type,
 )
-from fedsift.privacy.secure.messages import Header, Reader, Stage, bitmap, client_list, varint
+from fedsift.privacy.secure.messages import (
+    MessageHeader,
+    Reader,
+    Stage,
+    bitmap,
+    client_list,
+    varint,
+)
 from fedsift.privacy.secure.primitives import (
     KEY_BYTES,
     PUBLIC_BYTES,
@@ -157,7 +164,7 @@ class SecureServer:
 
     def _collect_keys(self, cohort: Sequence[int]) -> Generator[Request, Replies, None]:
         """Get the public keys of clients that have not sent them."""
-        header = Header(Stage.KEYS, self.round, self.first_attempt)
+        header = MessageHeader(Stage.KEYS, self.round, self.first_attempt)
         new = {u: bytes(header) for u in cohort if u not in self.members}
         if not new:
             return
@@ -186,7 +193,7 @@ class SecureServer:
 
     def _collect_shares(self) -> Generator[Request, Replies, None]:
         """Get shares from clients that have none in this group, or were lost since."""
-        header = Header(Stage.SHARES, self.round, self.first_attempt)
+        header = MessageHeader(Stage.SHARES, self.round, self.first_attempt)
         members = self.group.members
         old = [u for u in members if self.members[u].roster != self.group.roster]
         if not old:
@@ -246,7 +253,7 @@ class SecureServer:
 
     def _collect_masked(self, attempt: Attempt, n: int) -> Generator[Request, Replies, None]:
         """Deliver the shares and get the masked values."""
-        header = Header(Stage.MASKED, self.round, attempt.number)
+        header = MessageHeader(Stage.MASKED, self.round, attempt.number)
         common = bitmap(attempt.cohort, self.group.members) + varint(attempt.bits)
         common = bytes(header) + common + varint(attempt.unit)
         requests = {}
@@ -268,7 +275,7 @@ class SecureServer:
 
     def _collect_consents(self, attempt: Attempt) -> Generator[Request, Replies, None]:
         """Get signatures of the set of clients in the sum, and the deposits."""
-        header = Header(Stage.CONSENT, self.round, attempt.number)
+        header = MessageHeader(Stage.CONSENT, self.round, attempt.number)
         request = bytes(header) + bitmap(attempt.survivors, attempt.cohort)
         requests = dict.fromkeys(attempt.survivors, request)
         replies = yield Request(Stage.CONSENT, requests)
@@ -288,7 +295,7 @@ class SecureServer:
 
     def _collect_self_keys(self, attempt: Attempt) -> Generator[Request, Replies, None]:
         """Show the clients that enough of them agree, and get this round's self masks."""
-        header = Header(Stage.REVEAL, self.round, attempt.number)
+        header = MessageHeader(Stage.REVEAL, self.round, attempt.number)
         requests = {}
         for u in self._with_quorum(attempt.signatures):
             signers = [v for v in self.edges[u] if v in attempt.signatures]
@@ -312,7 +319,7 @@ class SecureServer:
             return
         for u in silent:
             self.members[u].roster = b""
-        header = Header(Stage.RECOVER, self.round, attempt.number)
+        header = MessageHeader(Stage.RECOVER, self.round, attempt.number)
         asked = {v: [u for u in silent if u in self.edges[v]] for v in attempt.self_keys}
         requests = {
             v: bytes(header) + bitmap(missing, self.edges[v])
@@ -374,7 +381,7 @@ class SecureServer:
         return view_digest(self.group, self.round, attempt.number, cohort, survivors)
 
     def _opened(
-        self, replies: Replies, asked: Iterable[int], header: Header
+        self, replies: Replies, asked: Iterable[int], header: MessageHeader
     ) -> Generator[tuple[int, Reader], None, None]:
         """Yield the replies with the right header; the others are problems."""
         for u in asked:
