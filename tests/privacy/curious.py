@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsift.privacy.secure import Refusal
 from fedsift.privacy.secure.client import self_mask_key
-from fedsift.privacy.secure.messages import Stage
+from fedsift.privacy.secure.messages import SecureStage
 from fedsift.privacy.secure.primitives import combine_shares, derive, unseal
 from privacy.parties import RUN, Parties
 
@@ -36,11 +36,11 @@ class CuriousServer:
     def replies(self) -> list[bytes]:
         return [reply for replies in self.parties.received.values() for reply in replies]
 
-    def note(self, stage: Stage, u: int) -> None:
+    def note(self, stage: SecureStage, u: int) -> None:
         """Take down what a client has just done: whom it masked with, what it signed."""
         client = self.clients[u]
         now = client.current
-        if stage is Stage.MASKED:
+        if stage is SecureStage.MASKED:
             partners = tuple(v for v in client.group.neighbors if v in now.cohort)
             self.masked[u, now.round, now.attempt] = partners
             self.generation[u, now.round, now.attempt] = client.generation
@@ -49,7 +49,7 @@ class CuriousServer:
                 if u in (neighbors := self.clients[v].group.neighbors):
                     shares = self.shares.setdefault((v, peer.generation), {})
                     shares.setdefault(neighbors.index(u) + 1, peer.share)
-        if stage is Stage.CONSENT:
+        if stage is SecureStage.CONSENT:
             self.views.add(client._view())
 
     def known_keys(self) -> set[bytes]:
@@ -92,7 +92,7 @@ class CuriousServer:
         return found
 
     def _opened_deposits(self, keys: set[bytes]) -> list[bytes]:
-        consents = [r for r in self.replies if r[0] == Stage.CONSENT and len(r) > 3 + 64]
+        consents = [r for r in self.replies if r[0] == SecureStage.CONSENT and len(r) > 3 + 64]
         opened = []
         for key in keys:
             for reply in consents:

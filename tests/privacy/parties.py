@@ -8,7 +8,7 @@ import numpy as np
 from fedsift.privacy.secure import Refusal, SecureSettings
 from fedsift.privacy.secure.client import SecureClient
 from fedsift.privacy.secure.exchange import StageBytes, reply_of, run_exchange
-from fedsift.privacy.secure.messages import Stage
+from fedsift.privacy.secure.messages import SecureStage
 from fedsift.privacy.secure.server import SecureServer, SecureSum
 
 RUN = b"test run"
@@ -21,25 +21,25 @@ class Parties:
 
     weights: Mapping[int, int]
     settings: SecureSettings = field(default_factory=SecureSettings)
-    lost: Mapping[int, Stage] = field(default_factory=dict)
+    lost: Mapping[int, SecureStage] = field(default_factory=dict)
     lost_replies: frozenset[int] = frozenset()
-    received: dict[tuple[Stage, int], list[bytes]] = field(default_factory=dict)
-    alter: Callable[[Stage, int, bytes], bytes] = lambda stage, client, reply: reply
-    after: Callable[[Stage, int], None] = lambda stage, client: None
+    received: dict[tuple[SecureStage, int], list[bytes]] = field(default_factory=dict)
+    alter: Callable[[SecureStage, int, bytes], bytes] = lambda stage, client, reply: reply
+    after: Callable[[SecureStage, int], None] = lambda stage, client: None
 
     def __post_init__(self) -> None:
         self.server = SecureServer(RUN, self.settings)
         self.clients = {
             u: SecureClient(RUN, u, weight, self.settings) for u, weight in self.weights.items()
         }
-        self.refusals: list[tuple[Stage, int, str]] = []
+        self.refusals: list[tuple[SecureStage, int, str]] = []
 
     def sum_round(
         self, round: int, codes: Mapping[int, np.ndarray]
     ) -> tuple[SecureSum, StageBytes]:
         """Run a round; every reply is recorded, also those of ``lost_replies``."""
 
-        def answer(stage: Stage, u: int, request: bytes) -> bytes | None:
+        def answer(stage: SecureStage, u: int, request: bytes) -> bytes | None:
             is_lost = u in self.lost and stage >= self.lost[u]
             if is_lost and u not in self.lost_replies:
                 return None

@@ -9,12 +9,18 @@ from hypothesis import strategies as st
 
 from fedsift.privacy.secure import SecureSettings, SecureSumStopped
 from fedsift.privacy.secure.integers import from_words, unpack_words, word_type
-from fedsift.privacy.secure.messages import Stage
+from fedsift.privacy.secure.messages import SecureStage
 from fedsift.privacy.secure.primitives import mask_of
 from privacy.curious import CuriousServer, smallest_exposed_sum
 from privacy.parties import LARGEST, Parties, random_codes
 
-STAGES = (Stage.KEYS, Stage.SHARES, Stage.MASKED, Stage.CONSENT, Stage.REVEAL)
+STAGES = (
+    SecureStage.KEYS,
+    SecureStage.SHARES,
+    SecureStage.MASKED,
+    SecureStage.CONSENT,
+    SecureStage.REVEAL,
+)
 
 
 def check_only_the_sum(parties: Parties, curious: CuriousServer, round: int, n: int) -> None:
@@ -38,14 +44,16 @@ def check_only_the_sum(parties: Parties, curious: CuriousServer, round: int, n: 
 
 @pytest.mark.parametrize("late", [False, True], ids=["lost", "late"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_with_30_percent_of_20_clients_lost_only_the_sum_is_known(stage: Stage, late: bool) -> None:
+def test_with_30_percent_of_20_clients_lost_only_the_sum_is_known(
+    stage: SecureStage, late: bool
+) -> None:
     """Late replies arrive after the server has given up on them: it can read them all the same."""
     lost = dict.fromkeys(range(3, 9), stage)
     late_replies = frozenset(lost) if late else frozenset()
     parties = Parties(dict.fromkeys(range(20), 1), lost=lost, lost_replies=late_replies)
     curious = CuriousServer(parties)
     check_only_the_sum(parties, curious, 1, n=8)
-    parties.lost = {4: Stage.MASKED, 12: Stage.REVEAL}
+    parties.lost = {4: SecureStage.MASKED, 12: SecureStage.REVEAL}
     check_only_the_sum(parties, curious, 2, n=8)
 
 
@@ -64,7 +72,7 @@ def test_whoever_is_lost_in_several_rounds_only_the_sums_are_known(data: st.Data
 
 
 @pytest.mark.parametrize("stage", STAGES[2:])
-def test_no_subset_of_the_keys_unmasks_a_client_or_a_part_of_the_sum(stage: Stage) -> None:
+def test_no_subset_of_the_keys_unmasks_a_client_or_a_part_of_the_sum(stage: SecureStage) -> None:
     """On the bytes themselves: each subset of clients, each subset of the keys the server has."""
     parties = Parties(
         dict.fromkeys(range(5), 1), SecureSettings(threshold=3), {2: stage}, frozenset({2})
@@ -74,7 +82,9 @@ def test_no_subset_of_the_keys_unmasks_a_client_or_a_part_of_the_sum(stage: Stag
     found, _ = parties.sum_round(1, codes)
     known = curious.known_keys()
     bits = 7  # 5 clients, codes of magnitude 7
-    masked = {u: unpack_words(parties.received[Stage.MASKED, u][0][3:], 16, bits) for u in range(5)}
+    masked = {
+        u: unpack_words(parties.received[SecureStage.MASKED, u][0][3:], 16, bits) for u in range(5)
+    }
     sums = 0
     for size in range(1, 6):
         for subset in combinations(range(5), size):
@@ -102,11 +112,11 @@ def test_no_subset_of_the_keys_unmasks_a_client_or_a_part_of_the_sum(stage: Stag
 
 def test_the_attack_finds_what_is_exposed_when_a_client_breaks_the_rules() -> None:
     """The test of the test: neighbors that give both masks away expose a client."""
-    parties = Parties(dict.fromkeys(range(5), 1), lost={2: Stage.MASKED}, lost_replies={2})
+    parties = Parties(dict.fromkeys(range(5), 1), lost={2: SecureStage.MASKED}, lost_replies={2})
     curious = CuriousServer(parties)
     parties.sum_round(1, random_codes(5))
     assert smallest_exposed_sum(curious.exposed(1)) == 4
-    parties.received[Stage.REVEAL, 2] = [curious.self_key(2, 1, 0)]
+    parties.received[SecureStage.REVEAL, 2] = [curious.self_key(2, 1, 0)]
     assert smallest_exposed_sum(curious.exposed(1)) == 1
 
 
@@ -115,7 +125,7 @@ def test_masked_values_look_uniform_and_differ_between_rounds() -> None:
     codes = {u: np.full(4096, LARGEST) for u in range(4)}
     for round in (1, 2):
         parties.sum_round(round, codes)
-    first, second = (unpack_words(r[3:], 4096, 6) for r in parties.received[Stage.MASKED, 0])
+    first, second = (unpack_words(r[3:], 4096, 6) for r in parties.received[SecureStage.MASKED, 0])
     for words in (first, second, (first - second) & 63):
         counts = np.bincount(words.astype(int), minlength=64)
         assert ((counts - 64) ** 2 / 64).sum() < 125  # chi-squared with 63 degrees, p < 1e-5

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsift.privacy.secure import Refusal
-from fedsift.privacy.secure.messages import MessageHeader, Stage, bitmap, client_list, varint
+from fedsift.privacy.secure.messages import MessageHeader, SecureStage, bitmap, client_list, varint
 from fedsift.privacy.secure.primitives import is_signed
 from privacy.curious import CuriousServer, smallest_exposed_sum
 from privacy.parties import Parties, random_codes
@@ -24,7 +24,7 @@ class LyingServer:
         self.refusals: list[str] = []
         self.threshold = self.clients[0].group.settings.threshold
 
-    def ask(self, stage: Stage, u: int, request: bytes) -> bytes | None:
+    def ask(self, stage: SecureStage, u: int, request: bytes) -> bytes | None:
         """Return a client's reply, None if it refuses; record it."""
         try:
             reply = getattr(self.clients[u], METHODS[stage])(request)
@@ -37,21 +37,21 @@ class LyingServer:
 
     def mask(self, u: int, round: int, attempt: int, cohort: Iterable[int]) -> bytes | None:
         chosen = bitmap(set(cohort), self.all)
-        request = bytes(MessageHeader(Stage.MASKED, round, attempt)) + chosen
+        request = bytes(MessageHeader(SecureStage.MASKED, round, attempt)) + chosen
         request += varint(8) + varint(1) + varint(0)
         codes = random_codes(len(self.all), seed=round)[u]
         try:
             reply = self.clients[u].mask(request, codes)
         except Refusal:
             return None
-        self.parties.received.setdefault((Stage.MASKED, u), []).append(reply)
-        self.curious.note(Stage.MASKED, u)
+        self.parties.received.setdefault((SecureStage.MASKED, u), []).append(reply)
+        self.curious.note(SecureStage.MASKED, u)
         return reply
 
     def consent(self, u: int, survivors: Iterable[int]) -> bytes | None:
         now = self.clients[u].current
-        request = bytes(MessageHeader(Stage.CONSENT, now.round, now.attempt))
-        reply = self.ask(Stage.CONSENT, u, request + bitmap(set(survivors), now.cohort))
+        request = bytes(MessageHeader(SecureStage.CONSENT, now.round, now.attempt))
+        reply = self.ask(SecureStage.CONSENT, u, request + bitmap(set(survivors), now.cohort))
         if reply is not None:
             self.signatures[u].append(reply[3 : 3 + 64])
         return reply
@@ -66,25 +66,29 @@ class LyingServer:
             for signature in self.signatures[v]
             if v in now.survivors and is_signed(client.public[v][32:], signature, view)
         }
-        request = bytes(MessageHeader(Stage.REVEAL, now.round, now.attempt))
+        request = bytes(MessageHeader(SecureStage.REVEAL, now.round, now.attempt))
         request += bitmap(shown, client.group.neighbors) + b"".join(shown.values())
-        return self.ask(Stage.REVEAL, u, request)
+        return self.ask(SecureStage.REVEAL, u, request)
 
     def recover(self, u: int, asked: Iterable[int]) -> bytes | None:
         client = self.clients[u]
-        request = bytes(MessageHeader(Stage.RECOVER, client.current.round, client.current.attempt))
-        return self.ask(Stage.RECOVER, u, request + bitmap(set(asked), client.group.neighbors))
+        request = bytes(
+            MessageHeader(SecureStage.RECOVER, client.current.round, client.current.attempt)
+        )
+        return self.ask(
+            SecureStage.RECOVER, u, request + bitmap(set(asked), client.group.neighbors)
+        )
 
     def deal(self, u: int) -> bytes | None:
-        request = bytes(MessageHeader(Stage.SHARES, 9, 0)) + client_list(self.all)
-        return self.ask(Stage.SHARES, u, request + client_list([]))
+        request = bytes(MessageHeader(SecureStage.SHARES, 9, 0)) + client_list(self.all)
+        return self.ask(SecureStage.SHARES, u, request + client_list([]))
 
 
-METHODS: Mapping[Stage, str] = {
-    Stage.SHARES: "deal_shares",
-    Stage.CONSENT: "consent",
-    Stage.REVEAL: "reveal",
-    Stage.RECOVER: "recover",
+METHODS: Mapping[SecureStage, str] = {
+    SecureStage.SHARES: "deal_shares",
+    SecureStage.CONSENT: "consent",
+    SecureStage.REVEAL: "reveal",
+    SecureStage.RECOVER: "recover",
 }
 
 
@@ -183,8 +187,8 @@ def test_dealing_new_shares_in_the_middle_of_a_round_ends_it() -> None:
 def test_the_public_keys_of_a_client_never_change() -> None:
     server = LyingServer(4)
     before = dict(server.clients[0].public)
-    request = bytes(MessageHeader(Stage.SHARES, 9, 0)) + client_list(server.all)
-    assert server.ask(Stage.SHARES, 0, request + client_list([2]) + bytes(64)) is None
+    request = bytes(MessageHeader(SecureStage.SHARES, 9, 0)) + client_list(server.all)
+    assert server.ask(SecureStage.SHARES, 0, request + client_list([2]) + bytes(64)) is None
     assert server.refusals == ["the public keys of client 2 have changed"]
     assert server.clients[0].public == before
 

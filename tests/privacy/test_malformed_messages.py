@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fedsift.privacy.secure import Refusal, SecureSettings, SecureSumStopped
 from fedsift.privacy.secure.client import SecureClient
 from fedsift.privacy.secure.exchange import reply_of
-from fedsift.privacy.secure.messages import Reader, Stage, varint
+from fedsift.privacy.secure.messages import Reader, SecureStage, varint
 from fedsift.privacy.secure.primitives import agree
 from fedsift.privacy.secure.server import SecureServer
 from privacy.parties import RUN, Parties, random_codes, weighted_sum
@@ -36,11 +36,11 @@ def damage(draw: st.DrawFn, message: bytes) -> bytes:
 @given(st.data())
 def test_the_server_drops_malformed_replies(data: st.DataObject) -> None:
     parties, codes = Parties(dict.fromkeys(range(6), 2)), random_codes(6, 5)
-    target = data.draw(st.sampled_from([*Stage][:-1]), "stage")
-    parties.lost = {5: Stage.REVEAL} if data.draw(st.booleans(), "one is lost") else {}
+    target = data.draw(st.sampled_from([*SecureStage][:-1]), "stage")
+    parties.lost = {5: SecureStage.REVEAL} if data.draw(st.booleans(), "one is lost") else {}
     altered = []
 
-    def alter(stage: Stage, u: int, reply: bytes) -> bytes:
+    def alter(stage: SecureStage, u: int, reply: bytes) -> bytes:
         if stage is not target or u != 1:
             return reply
         altered.append(data.draw(damage(reply), "reply"))
@@ -55,7 +55,7 @@ def test_the_server_drops_malformed_replies(data: st.DataObject) -> None:
     assert not any("\n" in problem for problem in found.problems.values())
     if altered[0][3:] and len(altered[0]) == len(parties.received[target, 1][0]):
         return  # a flipped bit of a masked value or a key cannot be told from another value
-    if 1 not in found.weights or target > Stage.MASKED:
+    if 1 not in found.weights or target > SecureStage.MASKED:
         assert found.total.tolist() == weighted_sum(codes, found.weights).tolist()
 
 
@@ -63,11 +63,13 @@ def test_the_server_drops_malformed_replies(data: st.DataObject) -> None:
 @given(st.data())
 def test_clients_refuse_malformed_requests_in_one_line(data: st.DataObject) -> None:
     parties, codes = Parties(dict.fromkeys(range(4), 1)), random_codes(4, 5)
-    target = data.draw(st.sampled_from([*Stage]), "stage")
-    parties.lost = {3: Stage.REVEAL}
+    target = data.draw(st.sampled_from([*SecureStage]), "stage")
+    parties.lost = {3: SecureStage.REVEAL}
     answer = reply_of
 
-    def damaged_reply(client: SecureClient, stage: Stage, request: bytes, codes: object) -> bytes:
+    def damaged_reply(
+        client: SecureClient, stage: SecureStage, request: bytes, codes: object
+    ) -> bytes:
         if stage is target and client.client == 1:
             damaged = data.draw(damage(request), "request")
             try:
@@ -85,9 +87,9 @@ def test_clients_refuse_malformed_requests_in_one_line(data: st.DataObject) -> N
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from([*Stage]), st.binary(max_size=300), st.booleans())
+@given(st.sampled_from([*SecureStage]), st.binary(max_size=300), st.booleans())
 def test_any_bytes_at_any_time_are_refused_or_answered(
-    stage: Stage, request: bytes, has_header: bool
+    stage: SecureStage, request: bytes, has_header: bool
 ) -> None:
     client = SecureClient(RUN, 0, 1)
     header = bytes([stage]) + varint(1) + varint(0) if has_header else b""
@@ -96,7 +98,7 @@ def test_any_bytes_at_any_time_are_refused_or_answered(
     except Refusal as problem:
         require_one_line(problem)
     else:
-        assert stage is Stage.KEYS
+        assert stage is SecureStage.KEYS
 
 
 def test_nothing_large_is_allocated_on_anyone_s_word() -> None:
@@ -112,7 +114,7 @@ def test_a_key_that_gives_no_secret_is_refused() -> None:
     """X25519 with a point of small order gives a constant, which anyone knows."""
     parties = Parties(dict.fromkeys(range(4), 1))
     parties.alter = lambda stage, u, reply: (
-        reply[:3] + bytes(32) + reply[35:] if (stage, u) == (Stage.KEYS, 2) else reply
+        reply[:3] + bytes(32) + reply[35:] if (stage, u) == (SecureStage.KEYS, 2) else reply
     )
     found, _ = parties.sum_round(1, random_codes(4))
     assert sorted(found.weights) == [0, 1, 3]
@@ -139,7 +141,7 @@ def test_values_beyond_the_agreed_magnitude_are_refused_by_the_client_itself() -
 
 
 def test_a_server_that_was_started_again_continues_above_its_attempts() -> None:
-    parties = Parties(dict.fromkeys(range(5), 1), lost=dict.fromkeys(range(5), Stage.REVEAL))
+    parties = Parties(dict.fromkeys(range(5), 1), lost=dict.fromkeys(range(5), SecureStage.REVEAL))
     codes = random_codes(5)
     with pytest.raises(SecureSumStopped):
         parties.sum_round(1, codes)

@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 
 from fedsift.privacy.secure import SecureSettings, SecureSumStopped
 from fedsift.privacy.secure.integers import bits_for, from_words, pack_words, to_words, unpack_words
-from fedsift.privacy.secure.messages import Stage
+from fedsift.privacy.secure.messages import SecureStage
 from privacy.parties import Parties, random_codes, weighted_sum
 
-LATE = (Stage.CONSENT, Stage.REVEAL)
-STAGES = (Stage.KEYS, Stage.SHARES, Stage.MASKED, *LATE)
+LATE = (SecureStage.CONSENT, SecureStage.REVEAL)
+STAGES = (SecureStage.KEYS, SecureStage.SHARES, SecureStage.MASKED, *LATE)
 
 
 def check_sum(parties: Parties, round: int, codes: dict[int, np.ndarray]) -> None:
     """Run a round: the sum is that of the clients in it, and they are the right ones."""
     found, _ = parties.sum_round(round, codes)
-    early = {u for u, stage in parties.lost.items() if stage <= Stage.MASKED}
+    early = {u for u, stage in parties.lost.items() if stage <= SecureStage.MASKED}
     assert set(codes) - set(parties.lost) <= set(found.weights) <= set(codes) - early
     assert found.total.tolist() == weighted_sum(codes, found.weights).tolist()
 
@@ -40,14 +40,14 @@ def test_the_sum_is_exact_whoever_is_lost_up_to_the_threshold(data: st.DataObjec
     for round in (1, 2, 3):
         parties.lost = lost if round == lost_in else {}
         codes = random_codes(clients, n, seed=round)
-        if parties.lost and clients - sum(s <= Stage.SHARES for s in lost.values()) < 4:
+        if parties.lost and clients - sum(s <= SecureStage.SHARES for s in lost.values()) < 4:
             continue
         check_sum(parties, round, codes)
     assert not parties.refusals
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_of_20_clients_30_percent_may_be_lost_at_any_stage(stage: Stage) -> None:
+def test_of_20_clients_30_percent_may_be_lost_at_any_stage(stage: SecureStage) -> None:
     parties = Parties(dict.fromkeys(range(20), 64), lost=dict.fromkeys(range(3, 9), stage))
     codes = random_codes(20)
     found, _ = parties.sum_round(1, codes)
@@ -60,8 +60,8 @@ def test_of_20_clients_30_percent_may_be_lost_at_any_stage(stage: Stage) -> None
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_round_that_loses_too_many_stops_and_the_next_one_works(stage: Stage) -> None:
-    lost = dict.fromkeys(range(9 if stage > Stage.SHARES else 18), stage)
+def test_a_round_that_loses_too_many_stops_and_the_next_one_works(stage: SecureStage) -> None:
+    lost = dict.fromkeys(range(9 if stage > SecureStage.SHARES else 18), stage)
     parties = Parties(dict.fromkeys(range(20), 1), lost=lost)
     codes = random_codes(20)
     with pytest.raises(SecureSumStopped, match=r"too few|at least 3 clients|restore its mask"):
@@ -71,17 +71,17 @@ def test_a_round_that_loses_too_many_stops_and_the_next_one_works(stage: Stage) 
 
 
 def test_losses_before_and_after_the_masked_values_make_a_second_attempt() -> None:
-    lost = {1: Stage.MASKED, 2: Stage.CONSENT, 3: Stage.REVEAL}
+    lost = {1: SecureStage.MASKED, 2: SecureStage.CONSENT, 3: SecureStage.REVEAL}
     parties = Parties(dict.fromkeys(range(9), 1), lost=lost)
     codes = random_codes(9)
     found, _ = parties.sum_round(1, codes)
     assert sorted(found.weights) == [0, 3, 4, 5, 6, 7, 8]
     assert found.total.tolist() == weighted_sum(codes, found.weights).tolist()
-    assert [len(parties.received[Stage.MASKED, u]) for u in (0, 2, 3)] == [2, 1, 2]
+    assert [len(parties.received[SecureStage.MASKED, u]) for u in (0, 2, 3)] == [2, 1, 2]
 
 
 def test_on_a_sparse_graph_the_sum_is_exact_too() -> None:
-    lost = {4: Stage.MASKED, 11: Stage.REVEAL, 17: Stage.CONSENT}
+    lost = {4: SecureStage.MASKED, 11: SecureStage.REVEAL, 17: SecureStage.CONSENT}
     parties = Parties(dict.fromkeys(range(30), 3), SecureSettings(neighbors=12), lost)
     codes = random_codes(30)
     check_sum(parties, 1, codes)
@@ -94,12 +94,12 @@ def test_keys_and_shares_are_sent_once_per_run_and_after_a_loss() -> None:
     parties = Parties(dict.fromkeys(range(6), 1))
     codes = random_codes(6)
     sizes = [parties.sum_round(round, codes)[1] for round in (1, 2)]
-    parties.lost = {2: Stage.REVEAL}
+    parties.lost = {2: SecureStage.REVEAL}
     parties.sum_round(3, codes)
     parties.lost = {}
     sizes.append(parties.sum_round(4, codes)[1])
-    assert [Stage.KEYS in size.up for size in sizes] == [True, False, False]
-    shares = [size.up.get(Stage.SHARES, 0) for size in sizes]
+    assert [SecureStage.KEYS in size.up for size in sizes] == [True, False, False]
+    shares = [size.up.get(SecureStage.SHARES, 0) for size in sizes]
     assert shares == [6 * shares[2], 0, 3 + 1 + 5 * 32]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fedsift.privacy.secure.graph import neighbors_of
 from fedsift.privacy.secure.hashing import digest
 from fedsift.privacy.secure.integers import MAX_BITS, Integers, pack_words, to_words, word_type
-from fedsift.privacy.secure.messages import MessageHeader, Reader, Stage, bitmap, varint
+from fedsift.privacy.secure.messages import MessageHeader, Reader, SecureStage, bitmap, varint
 from fedsift.privacy.secure.primitives import (
     KEY_BYTES,
     PUBLIC_BYTES,
@@ -103,14 +103,14 @@ class SecureClient:
     def keys(self, request: bytes) -> bytes:
         """Return the public keys and the weight."""
         reader = Reader(request)
-        header = _header_of(reader, Stage.KEYS)
+        header = _header_of(reader, SecureStage.KEYS)
         reader.end()
         return bytes(header) + self.public[self.client] + varint(self.weight)
 
     def deal_shares(self, request: bytes) -> bytes:
         """Make a new key of self masks, and return an encrypted share for each neighbor."""
         reader = Reader(request)
-        header = _header_of(reader, Stage.SHARES)
+        header = _header_of(reader, SecureStage.SHARES)
         self._join_group(reader)
         self.generation += 1
         self.master = secrets.token_bytes(KEY_BYTES)
@@ -126,7 +126,7 @@ class SecureClient:
         unit in which the server counts weights.
         """
         reader = Reader(request)
-        header = _header_of(reader, Stage.MASKED)
+        header = _header_of(reader, SecureStage.MASKED)
         self._check_is_new(header)
         cohort = reader.chosen(self.group.members)
         bits, unit = reader.varint(), reader.varint()
@@ -153,7 +153,7 @@ class SecureClient:
         deposit masks of a client whose self masks it helped to restore.
         """
         reader = Reader(request)
-        reader.expect(self._header(Stage.CONSENT))
+        reader.expect(self._header(SecureStage.CONSENT))
         survivors = reader.chosen(self.current.cohort)
         reader.end()
         self._check_quorum(survivors)
@@ -170,14 +170,14 @@ class SecureClient:
         self.current.survivors = survivors
         signature = sign(self.signing_key, self._view())
         self.current.consent = (
-            bytes(self._header(Stage.CONSENT)) + signature + self._deposit_for(lost)
+            bytes(self._header(SecureStage.CONSENT)) + signature + self._deposit_for(lost)
         )
         return self.current.consent
 
     def reveal(self, request: bytes) -> bytes:
         """Reveal this round's self mask, if enough neighbors have signed the same set."""
         reader = Reader(request)
-        reader.expect(self._header(Stage.REVEAL))
+        reader.expect(self._header(SecureStage.REVEAL))
         require(bool(self.current.consent), "this client has not signed a set of clients")
         signers = reader.chosen(self.group.neighbors)
         require(
@@ -190,7 +190,7 @@ class SecureClient:
             require(is_valid, f"client {v} has not signed the same set of clients")
         reader.end()
         self.revealed_round = self.current.round
-        return bytes(self._header(Stage.REVEAL)) + self.current.self_key
+        return bytes(self._header(SecureStage.REVEAL)) + self.current.self_key
 
     def recover(self, request: bytes) -> bytes:
         """Return shares of the keys of neighbors that are in the sum and were lost since.
@@ -198,7 +198,7 @@ class SecureClient:
         It refuses shares of a client whose pairwise masks it gave away with the same generation.
         """
         reader = Reader(request)
-        reader.expect(self._header(Stage.RECOVER))
+        reader.expect(self._header(SecureStage.RECOVER))
         asked = reader.chosen(self.group.neighbors)
         reader.end()
         require(self.revealed_round == self.current.round, "no sum was agreed on in this round")
@@ -209,7 +209,7 @@ class SecureClient:
         for v in given:
             self.peers[v].is_opened = True
         shares = b"".join(self.peers[v].share for v in given)
-        return bytes(self._header(Stage.RECOVER)) + bitmap(given, asked) + shares
+        return bytes(self._header(SecureStage.RECOVER)) + bitmap(given, asked) + shares
 
     def _join_group(self, reader: Reader) -> None:
         """Read the clients of the next rounds, and the public keys of those not yet known."""
@@ -294,7 +294,7 @@ class SecureClient:
         key = derive(self.current.self_key, "deposit")
         return seal(key, keys, self._view()) if lost else b""
 
-    def _header(self, stage: Stage) -> MessageHeader:
+    def _header(self, stage: SecureStage) -> MessageHeader:
         return MessageHeader(stage, self.current.round, self.current.attempt)
 
     def _view(self) -> bytes:
@@ -302,7 +302,7 @@ class SecureClient:
         return view_digest(self.group, now.round, now.attempt, now.cohort, now.survivors)
 
 
-def _header_of(reader: Reader, stage: Stage) -> MessageHeader:
+def _header_of(reader: Reader, stage: SecureStage) -> MessageHeader:
     header = reader.header()
     require(header.stage is stage, f"expected {stage.name.lower()}, got {header.stage.name}")
     return header

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fedsift.privacy.secure.client import SecureClient
 from fedsift.privacy.secure.integers import Integers
-from fedsift.privacy.secure.messages import Stage
+from fedsift.privacy.secure.messages import SecureStage
 from fedsift.privacy.secure.refusal import Refusal
 from fedsift.privacy.secure.server import Replies, Request, SecureServer, SecureSum
 
@@ -16,8 +16,8 @@ from fedsift.privacy.secure.server import Replies, Request, SecureServer, Secure
 class StageBytes:
     """The bytes of each stage's messages, over all clients: requests go down, replies up."""
 
-    up: dict[Stage, int] = field(default_factory=dict)
-    down: dict[Stage, int] = field(default_factory=dict)
+    up: dict[SecureStage, int] = field(default_factory=dict)
+    down: dict[SecureStage, int] = field(default_factory=dict)
 
     def count(self, request: Request, replies: Replies) -> None:
         """Add the messages of a stage."""
@@ -26,7 +26,7 @@ class StageBytes:
             found[request.stage] = found.get(request.stage, 0) + size
 
 
-Answer = Callable[[Stage, int, bytes], bytes | None]
+Answer = Callable[[SecureStage, int, bytes], bytes | None]
 """Returns a client's reply to a request of a stage; None if the client is lost."""
 
 
@@ -47,17 +47,17 @@ def run_exchange(
 
 
 def reply_of(
-    client: SecureClient, stage: Stage, request: bytes, codes: Callable[[], Integers]
+    client: SecureClient, stage: SecureStage, request: bytes, codes: Callable[[], Integers]
 ) -> bytes:
     """Return a client's reply to a request, or raise :class:`Refusal`."""
-    if stage is Stage.MASKED:
+    if stage is SecureStage.MASKED:
         return client.mask(request, codes())
-    methods: Mapping[Stage, Callable[[bytes], bytes]] = {
-        Stage.KEYS: client.keys,
-        Stage.SHARES: client.deal_shares,
-        Stage.CONSENT: client.consent,
-        Stage.REVEAL: client.reveal,
-        Stage.RECOVER: client.recover,
+    methods: Mapping[SecureStage, Callable[[bytes], bytes]] = {
+        SecureStage.KEYS: client.keys,
+        SecureStage.SHARES: client.deal_shares,
+        SecureStage.CONSENT: client.consent,
+        SecureStage.REVEAL: client.reveal,
+        SecureStage.RECOVER: client.recover,
     }
     return methods[stage](request)
 

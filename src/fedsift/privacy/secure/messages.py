@@ -15,7 +15,7 @@ from fedsift.privacy.secure.refusal import require
 MAX_CLIENTS = 2**20
 
 
-class Stage(IntEnum):
+class SecureStage(IntEnum):
     """The stages of a round, in their order: a request to each client, and its reply.
 
     ``KEYS``: public keys, once per run. ``SHARES``: encrypted shares of the key of the self masks,
@@ -36,7 +36,7 @@ class Stage(IntEnum):
 class MessageHeader:
     """What a message is for."""
 
-    stage: Stage
+    stage: SecureStage
     round: int
     attempt: int
 
@@ -113,8 +113,8 @@ class Reader:
     def header(self) -> MessageHeader:
         """Read the header."""
         (kind,) = self.take(1)
-        require(kind in list(Stage), f"unknown kind of message {kind}")
-        return MessageHeader(Stage(kind), self.varint(), self.varint())
+        require(kind in list(SecureStage), f"unknown kind of message {kind}")
+        return MessageHeader(SecureStage(kind), self.varint(), self.varint())
 
     def expect(self, header: MessageHeader) -> None:
         """Read the header, and refuse any other than this one."""

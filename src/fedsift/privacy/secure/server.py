@@ -33,7 +33,7 @@ from fedsift.privacy.secure.integers import (
 from fedsift.privacy.secure.messages import (
     MessageHeader,
     Reader,
-    Stage,
+    SecureStage,
     bitmap,
     client_list,
     varint,
@@ -58,7 +58,7 @@ from fedsift.privacy.secure.settings import SecureSettings
 class Request:
     """What the server sends at a stage, by client."""
 
-    stage: Stage
+    stage: SecureStage
     messages: Mapping[int, bytes]
 
 
@@ -164,11 +164,11 @@ class SecureServer:
 
     def _collect_keys(self, cohort: Sequence[int]) -> Generator[Request, Replies, None]:
         """Get the public keys of clients that have not sent them."""
-        header = MessageHeader(Stage.KEYS, self.round, self.first_attempt)
+        header = MessageHeader(SecureStage.KEYS, self.round, self.first_attempt)
         new = {u: bytes(header) for u in cohort if u not in self.members}
         if not new:
             return
-        replies = yield Request(Stage.KEYS, new)
+        replies = yield Request(SecureStage.KEYS, new)
         for u, reader in self._opened(replies, new, header):
             try:
                 public, weight = reader.take(2 * PUBLIC_BYTES), reader.varint()
@@ -193,7 +193,7 @@ class SecureServer:
 
     def _collect_shares(self) -> Generator[Request, Replies, None]:
         """Get shares from clients that have none in this group, or were lost since."""
-        header = MessageHeader(Stage.SHARES, self.round, self.first_attempt)
+        header = MessageHeader(SecureStage.SHARES, self.round, self.first_attempt)
         members = self.group.members
         old = [u for u in members if self.members[u].roster != self.group.roster]
         if not old:
@@ -204,7 +204,7 @@ class SecureServer:
             new = [v for v in members if v not in self.members[u].knows]
             keys = b"".join(self.members[v].public for v in new)
             requests[u] = bytes(header) + listed + client_list(new) + keys
-        replies = yield Request(Stage.SHARES, requests)
+        replies = yield Request(SecureStage.SHARES, requests)
         for u, reader in self._opened(replies, requests, header):
             try:
                 self._take_shares(u, reader)
@@ -253,7 +253,7 @@ class SecureServer:
 
     def _collect_masked(self, attempt: Attempt, n: int) -> Generator[Request, Replies, None]:
         """Deliver the shares and get the masked values."""
-        header = MessageHeader(Stage.MASKED, self.round, attempt.number)
+        header = MessageHeader(SecureStage.MASKED, self.round, attempt.number)
         common = bitmap(attempt.cohort, self.group.members) + varint(attempt.bits)
         common = bytes(header) + common + varint(attempt.unit)
         requests = {}
@@ -261,7 +261,7 @@ class SecureServer:
             waiting = self.members[u].waiting
             shares = [share for v, share in waiting.items() if v in self.edges[u]]
             requests[u] = common + varint(len(shares)) + b"".join(shares)
-        replies = yield Request(Stage.MASKED, requests)
+        replies = yield Request(SecureStage.MASKED, requests)
         for u, reader in self._opened(replies, requests, header):
             self.members[u].waiting.clear()
             try:
@@ -275,10 +275,10 @@ class SecureServer:
 
     def _collect_consents(self, attempt: Attempt) -> Generator[Request, Replies, None]:
         """Get signatures of the set of clients in the sum, and the deposits."""
-        header = MessageHeader(Stage.CONSENT, self.round, attempt.number)
+        header = MessageHeader(SecureStage.CONSENT, self.round, attempt.number)
         request = bytes(header) + bitmap(attempt.survivors, attempt.cohort)
         requests = dict.fromkeys(attempt.survivors, request)
-        replies = yield Request(Stage.CONSENT, requests)
+        replies = yield Request(SecureStage.CONSENT, requests)
         view = self._view(attempt)
         for u, reader in self._opened(replies, requests, header):
             try:
@@ -295,14 +295,14 @@ class SecureServer:
 
     def _collect_self_keys(self, attempt: Attempt) -> Generator[Request, Replies, None]:
         """Show the clients that enough of them agree, and get this round's self masks."""
-        header = MessageHeader(Stage.REVEAL, self.round, attempt.number)
+        header = MessageHeader(SecureStage.REVEAL, self.round, attempt.number)
         requests = {}
         for u in self._with_quorum(attempt.signatures):
             signers = [v for v in self.edges[u] if v in attempt.signatures]
             signers = signers[: self.group.settings.threshold]
             signatures = b"".join(attempt.signatures[v] for v in signers)
             requests[u] = bytes(header) + bitmap(signers, self.edges[u]) + signatures
-        replies = yield Request(Stage.REVEAL, requests)
+        replies = yield Request(SecureStage.REVEAL, requests)
         for u, reader in self._opened(replies, requests, header):
             try:
                 key = reader.take(KEY_BYTES)
@@ -319,14 +319,14 @@ class SecureServer:
             return
         for u in silent:
             self.members[u].roster = b""
-        header = MessageHeader(Stage.RECOVER, self.round, attempt.number)
+        header = MessageHeader(SecureStage.RECOVER, self.round, attempt.number)
         asked = {v: [u for u in silent if u in self.edges[v]] for v in attempt.self_keys}
         requests = {
             v: bytes(header) + bitmap(missing, self.edges[v])
             for v, missing in asked.items()
             if missing
         }
-        replies = yield Request(Stage.RECOVER, requests)
+        replies = yield Request(SecureStage.RECOVER, requests)
         shares: dict[int, dict[int, bytes]] = {u: {} for u in silent}
         for v, reader in self._opened(replies, requests, header):
             try:
