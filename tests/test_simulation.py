@@ -182,7 +182,7 @@ BAD = {
     "metrics without names": ({"metrics": [share_correct]}, "must be a dict"),
     "a metric that fails": ({"metrics": {"f": lambda output, y: 1 / 0}}, "'f' fails: division"),
     "evaluate that gives no dict": ({"evaluate": lambda model: 1}, "must return a dict"),
-    "evaluate that gives no number": ({"evaluate": lambda model: {"a": "b"}}, "'a' is none"),
+    "evaluate that gives no number": ({"evaluate": lambda model: {"a": "b"}}, "'a' is not one"),
     "evaluate_every": ({"evaluate_every": 0}, "evaluate_every must be a whole number"),
     "too few client tests": ({"client_tests": CLIENTS[:2]}, "each of the 3 clients, got 2"),
     "client tests of another shape": (

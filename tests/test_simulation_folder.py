@@ -53,7 +53,8 @@ def assert_same_files(folder, other):
 def test_a_folder_has_the_files_of_a_run(finished):
     folder, result = finished
     assert {path.name for path in folder.iterdir()} == {
-        ".lock", "checkpoint.safetensors", "clients.json", "config.toml", "metrics.jsonl",
+        ".lock", "checkpoint.safetensors", "checkpoints", "clients.json", "config.toml",
+        "metrics.jsonl",
         "model.safetensors", "report.html", "summary.json", "uploads.jsonl",
     }  # fmt: skip
     assert records(folder) == result.history
@@ -199,11 +200,11 @@ OTHER = {
 @pytest.mark.parametrize("given", OTHER.values(), ids=OTHER)
 def test_another_run_is_refused_and_the_folder_left_as_it_is(given, finished):
     folder, _ = finished
-    before = {path: path.read_bytes() for path in folder.iterdir()}
+    before = {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
     with pytest.raises(ValueError, match="holds another run") as problem:
         simulate(ROUNDS, out=folder, **given)
     assert "\n" not in str(problem.value)
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()} == before
 
 
 def test_bad_input_writes_nothing(tmp_path):

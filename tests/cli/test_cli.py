@@ -184,6 +184,7 @@ def test_a_run_leaves_only_complete_files(quick_run):
         "clients.json",
         "summary.json",
         "checkpoint.safetensors",
+        "checkpoints",
         "model.safetensors",
         "report.html",
     }
@@ -201,7 +202,7 @@ def test_the_summary_has_every_documented_key(quick_run):
 
 
 def test_files_have_the_permissions_of_the_umask(quick_run):
-    assert len({path.stat().st_mode for path in quick_run.iterdir()}) == 1
+    assert len({path.stat().st_mode for path in quick_run.rglob("*") if path.is_file()}) == 1
 
 
 def test_metrics_have_one_object_per_round_with_every_documented_key(quick_run):
@@ -414,7 +415,9 @@ def commands_with_arguments(command, *words):
 
 def test_help_explains_every_argument(capsys, monkeypatch):
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 300)
-    found = dict.fromkeys(("resume", "report", "reproduce", "frame", "data"), 0)
+    found = dict.fromkeys(
+        ("resume", "rollback", "report", "reproduce", "frame", "data", "deploy"), 0
+    )
     for words, command in commands_with_arguments(typer.main.get_command(app)):
         assert main([*words, "--help"]) == 0
         said = capsys.readouterr().out

@@ -12,7 +12,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedsift.codec import Bit, Float, Linear, Log, Sign, Spec, Update, dense, encode, sparse
+from fedsift.codec import (
+    Bit,
+    Float,
+    Integer,
+    Linear,
+    Log,
+    Sign,
+    Spec,
+    Update,
+    dense,
+    encode,
+    sparse,
+)
 from fedsift.codec.header import read_header
 from fedsift.vector import Layout
 
@@ -70,6 +82,7 @@ def cases() -> dict[str, Update]:
         ),
         "packed-int4": Update(sparse({"w": x}, few, {"w": Linear(4)}), (64.0,)),
         "dense-bit": Update(dense({"w": x}, Bit()), (64.0,)),
+        "dense-whole4": Update(dense({"w": x}, Integer(4)), (64.0,)),
         "dense-sign": Update(dense({"m": x}, Sign()), (64.0,)),
         "dense-int6": Update(dense({"w": x}, Linear(6, block=None)), (64.0,)),
     }

@@ -12,6 +12,7 @@ with the pieces in ``compression.py``. To add a method, write its file, export i
 from fedsift.adam import AdamStep
 from fedsift.algorithms.compressed import compressed
 from fedsift.algorithms.decomfl import decomfl
+from fedsift.algorithms.e3sfc import e3sfc
 from fedsift.algorithms.efficient_adam import efficient_adam
 from fedsift.algorithms.fairness_top import fairness_top
 from fedsift.algorithms.fedadam import fedadam
@@ -62,6 +63,7 @@ from fedsift.algorithms.settings import (
     Setting,
 )
 from fedsift.algorithms.sift import sift
+from fedsift.algorithms.sift_common import sift_common
 from fedsift.algorithms.sparse_fedsgd import sparse_fedsgd
 from fedsift.algorithms.sparseloco import sparseloco
 from fedsift.algorithms.step_context import StepContext
@@ -104,6 +106,7 @@ __all__ = [
     "decomfl",
     "dense",
     "describe",
+    "e3sfc",
     "efficient_adam",
     "fairness_top",
     "fedadam",
@@ -126,6 +129,7 @@ __all__ = [
     "scaffold",
     "settings_of",
     "sift",
+    "sift_common",
     "sparse",
     "sparse_fedsgd",
     "sparseloco",

@@ -36,6 +36,8 @@ from fedsift.algorithms.method import (
     Phase,
     Q,
     checked_message,
+    example_message,
+    smallest_layout,
     zero_memory,
 )
 from fedsift.algorithms.registry import wrapper
@@ -129,17 +131,9 @@ def compressible_roles(algorithm: Algorithm) -> tuple[Role, ...]:
     """
     if "residual" in (*algorithm.client_memory, *algorithm.server_memory):
         raise not_compressible(algorithm.name, "it compresses its updates itself")
-    layout = algorithm.layout_for(Layout(("w",), ((2,),), torch.float32))
-    start = algorithm.initial_state(layout, torch.zeros(2))
-    state, phase = start.map(lambda x: x[None]), algorithm.phase(1)
-    memory = zero_memory(algorithm.client_memory, layout, start.w)
-    try:
-        parts, _ = phase.send(Context(layout, 1, 0, (0,)), LocalUpdate(state, state), memory)
-    except ValueError:  # it needs a real model, because it does not only send differences
-        parts = ()
-    vectors, _ = dense_vectors(algorithm.name, parts)
+    vectors, _ = dense_vectors(algorithm.name, example_message(algorithm))
     roles = tuple(role for role in ROLES if role in vectors)
-    require_same_roles_down(algorithm, layout, roles)
+    require_same_roles_down(algorithm, smallest_layout(algorithm), roles)
     return roles
 
 

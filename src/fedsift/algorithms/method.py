@@ -35,8 +35,8 @@ LossGradient = Callable[[Tensor, Tensor, Tensor], Tensor]
 def no_gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Fail, because there is no model that could compute a gradient."""
     raise ValueError(
-        "this method computes gradients outside the local steps, which needs the model: on Flower, "
-        "pass network=model to FedSift"
+        "this method computes gradients on the server, which needs the model: on Flower, pass "
+        "network=model to FedSift"
     )
 
 
@@ -44,7 +44,8 @@ def no_gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 class Context:
     """Information about the round that a method may use besides the tensors.
 
-    ``clients`` are the clients of the stack, and empty where the server acts for all.
+    ``clients`` are the clients of the stack, and empty where the server acts for all. ``state`` is
+    the global state ``(d,)`` at the start of the round.
     ``gradient(w, x, y)`` is the gradient ``(d,)`` of the task's loss at weights w ``(d,)``, with
     the model in evaluation mode. It can itself be differentiated with respect to x and y.
     ``merged_share`` is the share of all clients whose updates are in the mean, in ``broadcast``;
@@ -55,13 +56,15 @@ class Context:
     round: int
     seed: int
     clients: tuple[int, ...]
+    state: State = field(default_factory=State, repr=False, compare=False)
     gradient: LossGradient = field(default=no_gradient, repr=False, compare=False)
     merged_share: float = 0.0
 
     @classmethod
-    def of(cls, task: Task, round: int, clients: tuple[int, ...] = ()) -> Context:
-        """Return the context of a round of a task."""
-        return cls(task.layout, round, task.seed, clients, task.gradient)
+    def of(cls, task: Task, round: int, state: State, clients: tuple[int, ...] = ()) -> Context:
+        """Return the context of a round of a task that starts from the given state."""
+        gradient = task.gradient if task.has_model else no_gradient
+        return cls(task.layout, round, task.seed, clients, state, gradient)
 
     @property
     def d(self) -> int:
@@ -212,6 +215,8 @@ class Phase:
     ``local_steps`` is the number of steps per client and round, or a function of the number of the
     client's samples and its batch size, such as :class:`fedsift.task.Epochs`. ``paper_bits(d)`` is
     the uplink per client and round in bits by the paper's formula, for a model with d parameters.
+    ``summed`` names the roles of which the server needs only the weighted sum over clients. Every
+    client sends them in full, as whole numbers on a scale that all clients share.
     """
 
     local_steps: NumSteps
@@ -223,6 +228,7 @@ class Phase:
     apply: Apply = add_received
     points: Points | None = None
     receive: Receive = as_sent
+    summed: tuple[Role, ...] = ()
 
     def __post_init__(self) -> None:
         for name, parameters in SIGNATURES.items():
@@ -262,7 +268,9 @@ class Algorithm:
     of payloads and memories that do not have one number per parameter. ``weights`` are the clients'
     weights in the mean: ``"batch"``, their mini-batch sizes; ``"examples"``, their numbers of
     samples; or ``"equal"``. ``server_start`` are the values with which the server's memories start,
-    for those that do not start at zero.
+    for those that do not start at zero. With ``makes_samples``, the payload ``p`` is a synthetic
+    sample: the layout then has the shapes of an input and of its label, and the payload's bits are
+    added to those of ``Phase.paper_bits``.
     """
 
     phase: Callable[[int], Phase]
@@ -273,6 +281,7 @@ class Algorithm:
     lengths: Mapping[str, Length] = field(default_factory=dict)
     weights: Weights = "batch"
     server_start: Mapping[str, float] = field(default_factory=dict)
+    makes_samples: bool = False
     name: str = ""
     settings: Mapping[str, GivenSetting] = field(default_factory=dict)
 
@@ -295,6 +304,11 @@ class Algorithm:
         return layout.with_lengths(
             {name: n(layout) if callable(n) else n for name, n in self.lengths.items()}
         )
+
+    def paper_bits(self, phase: Phase, layout: Layout) -> float:
+        """Return the uplink per client in a round of a phase, in bits by the paper's formula."""
+        sample = Q * layout.length("p") if self.makes_samples else 0
+        return phase.paper_bits(layout.d) + sample
 
     def initial_state(self, layout: Layout, values: Tensor) -> State:
         """Return the state before round 1: the model's values, and zeros in all other vectors."""
@@ -344,3 +358,32 @@ def checked_message(returned: Any, memory: Memory, function: str) -> tuple[Parts
 def zero_memory(names: tuple[str, ...], layout: Layout, like: Tensor) -> dict[str, Tensor]:
     """Return the memory before the first round, one row for each name."""
     return {name: like.new_zeros(1, layout.length(name)) for name in names}
+
+
+def smallest_layout(algorithm: Algorithm) -> Layout:
+    """Return the layout of a model with two parameters, which shows the form of messages."""
+    return algorithm.layout_for(Layout(("w",), ((2,),), torch.float32))
+
+
+def example_message(algorithm: Algorithm) -> Parts:
+    """Return what a client sends in round 1 if nothing changed, for a model with two parameters.
+
+    It is empty for methods that send more than differences, and so need a real model.
+
+    >>> from fedsift.algorithms import fedadam
+    >>> [tuple(part.values) for part in example_message(fedadam())]
+    [('w', 'm', 'v')]
+    """
+    layout = smallest_layout(algorithm)
+    start = algorithm.initial_state(layout, torch.zeros(2))
+    state, memory = (
+        start.map(lambda x: x[None]),
+        zero_memory(algorithm.client_memory, layout, start.w),
+    )
+    try:
+        parts, _ = algorithm.phase(1).send(
+            Context(layout, 1, 0, (0,)), LocalUpdate(state, state), memory
+        )
+    except ValueError:
+        return ()
+    return parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,9 @@ from fedsift.api.result import Result
 from fedsift.engine.evaluation import Evaluate, Metric
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
 from fedsift.federation.snapshot import Snapshot
+from fedsift.privacy import DifferentialPrivacy
+from fedsift.progress import training_warning
+from fedsift.runs.config import KEEP_CHECKPOINTS
 from fedsift.task import Loss, Transform, Weights
 
 P = ParamSpec("P")
@@ -48,7 +52,9 @@ def simulate(
     evaluate: Evaluate | None = None,
     evaluate_every: int = 1,
     client_tests: Sequence[Any] | str | None = None,
+    privacy: DifferentialPrivacy | None = None,
     out: str | Path | None = None,
+    keep_checkpoints: int = KEEP_CHECKPOINTS,
     start: Result | Snapshot | None = None,
     progress: bool | None = None,
 ) -> Result:
@@ -120,10 +126,17 @@ def simulate(
         Test data of each client, in the formats of ``clients``. The history gets the accuracy of
         the global model on each of them, with its mean, minimum, 10th percentile and deviation.
         ``"by-class"`` tests every client on ``test``, weighted by the classes of its own data.
+    privacy
+        A :class:`fedsift.privacy.DifferentialPrivacy`: each client takes part in a round with
+        probability ``participation``, its update is clipped, and the sum gets noise. The history
+        gets the column ``epsilon``, and training stops before the budget is exceeded.
     out
         A run folder, as ``fedsift run`` writes it: metrics, checkpoints, model, report. If it holds
         an unfinished run of the same settings and data, that run is continued; the result of a
         finished one is returned without training. Any other run is refused.
+    keep_checkpoints
+        Number of checkpoints that the folder keeps, so that :func:`fedsift.runs.rollback` can
+        return to them.
     start
         An earlier :class:`Result`, or a snapshot of it: training continues from its state, its
         memories and its round number, in place of the model's parameters. ``rounds`` is the total,
@@ -146,7 +159,10 @@ def simulate(
     with closing(run):
         while run.advance():
             pass
-    return run.result
+    result = run.result
+    if text := training_warning(result.history, result.labels, run.settings.get("lr"), dashes=""):
+        warnings.warn(text.removeprefix("warning: "), stacklevel=2)
+    return result
 
 
 def same_arguments(function: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedsift.api.identity import identity_of
 from fedsift.api.result import Result
 from fedsift.api.settings import settings_of
 from fedsift.api.start import begin_run, check_start
+from fedsift.errors import Diverged
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
 from fedsift.progress import Show, round_progress
@@ -85,13 +86,20 @@ class Rounds(Iterator[tuple[Record, nn.Module, Snapshot]]):
     def advance(self) -> bool:
         """Run the next round; return False if there is none, after finishing the run."""
         with self._run.interruptible():
-            step = None if self._is_stopped else next(self._steps, None)
+            step = None if self._is_stopped else self._next_step()
             if step is not None:
                 self._take(*step)
                 return True
             self._run.finish(self.snapshot, self.history)
         self.close()
         return False
+
+    def _next_step(self) -> tuple[Snapshot, Record] | None:
+        """Run a round, if there is one left."""
+        try:
+            return next(self._steps, None)
+        except Diverged as problem:
+            raise Diverged(f"{problem}; try a smaller lr") from None
 
     def _take(self, snapshot: Snapshot, record: Record) -> None:
         """Take a finished round: record it, show it, and pass it to the user's function."""
@@ -122,8 +130,13 @@ class Rounds(Iterator[tuple[Record, nn.Module, Snapshot]]):
 def begin(given: Mapping[str, Any], is_shown: bool) -> Rounds:
     """Check the arguments of :func:`fedsift.simulate`, and return its rounds."""
     rounds, start, on_round = given["rounds"], given["start"], with_model(given["on_round"])
+    keep = given["keep_checkpoints"]
     check_whole("rounds", rounds, at_least=1)
+    check_whole("keep_checkpoints", keep, at_least=1)
     options = Options(**{field.name: given[field.name] for field in fields(Options)})
+    if options.privacy:
+        calibrated = options.privacy.calibrated(options.participation, rounds)
+        options = replace(options, privacy=calibrated)
     algorithm = for_rounds(check_algorithm(given["algorithm"] or fedadam_ssm()), rounds)
     federation = prepare(given["model"], given["clients"], given["test"], algorithm, options)
     if start is not None:
@@ -135,7 +148,7 @@ def begin(given: Mapping[str, Any], is_shown: bool) -> Rounds:
     if given["out"] is None:
         run = InMemoryRun(federation, start, rounds)
     else:
-        settings |= identity_of(federation, start)
+        settings |= identity_of(federation, start) | {"keep_checkpoints": keep}
         run = FolderRun(Path(given["out"]), PythonConfig(settings), federation, start)
     show = display(algorithm.name, rounds, run) if is_shown else nullcontext(ignore)
     return Rounds(federation, settings, run, on_round, show)

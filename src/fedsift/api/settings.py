@@ -40,6 +40,7 @@ def settings_of(federation: Federation, options: Options, rounds: int) -> dict[s
         "precision": options.precision,
         "loss": name_of(options.loss),
         "transform": NONE if options.transform is None else name_of(options.transform),
+        **({} if options.privacy is None else options.privacy.settings()),
         **{key: text_of(value) for key, value in algorithm.settings.items()},
     }
 

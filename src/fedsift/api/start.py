@@ -54,6 +54,12 @@ def check_start(start: Any, federation: Federation, rounds: int) -> None:
             "model instead"
         )
     check_clients(snapshot, federation)
+    if (privacy := federation.privacy) is not None:
+        known = start.settings if isinstance(start, Result) else {}
+        if any(known.get(key) != value for key, value in privacy.settings().items()):
+            raise ValueError(
+                "epsilon counts the rounds of start, too: pass a Result with the same privacy"
+            )
 
 
 def vectors_of(snapshot: Snapshot) -> dict[str, int]:

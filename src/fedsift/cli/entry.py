@@ -23,6 +23,7 @@ from fedsift.cli.exit_codes import INTERRUPTED, report_problem
 from fedsift.cli.frame import app as frame_app
 from fedsift.cli.report import report
 from fedsift.cli.reproduce import reproduce
+from fedsift.cli.rollback import rollback
 from fedsift.cli.run import resume, run
 from fedsift.cli.user_settings import RunCommand
 
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (run, resume, compare, report, reproduce, bench, bounds, advise):
+for command in (run, resume, rollback, compare, report, reproduce, bench, bounds, advise):
     app.command(cls=RunCommand if command in (run, compare) else None)(command)
 app.add_typer(frame_app, name="frame")
 app.add_typer(data_app, name="data")

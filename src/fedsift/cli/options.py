@@ -50,6 +50,16 @@ PANELS: dict[str, dict[str, str]] = {
         "buffers": "What happens to running statistics, as of batch normalization: average, local "
         "(each client keeps its own) or frozen.",
     },
+    "Differential privacy": {
+        "dp_clip": "Largest L2 norm of a client's update of W; larger ones are scaled down. "
+        "0: no differential privacy.",
+        "dp_clip_m": "The same for M, for methods that send it.",
+        "dp_clip_v": "The same for V, for methods that send it.",
+        "dp_noise": "Standard deviation of the noise on the sum, divided by the clip; 0: as much "
+        "as dp-epsilon needs.",
+        "dp_epsilon": "Budget: stop before a round that would exceed it; 0: no budget.",
+        "dp_delta": "The delta for which epsilon is computed.",
+    },
     METHOD_PANEL: {},
     "Execution": {
         "seed": "Seed of the weights, the partition, the cohorts and the mini-batches.",
@@ -59,6 +69,7 @@ PANELS: dict[str, dict[str, str]] = {
         "precision": "On a GPU: fp32, tf32 or bf16.",
         "wire": "count measures every message; real also encodes and decodes it.",
         "tensorboard": "Also write TensorBoard events to the run folder.",
+        "keep_checkpoints": "Number of checkpoints to keep, to which fedsift rollback can return.",
     },
 }
 """The options of a run by panel of ``--help``, each with its help text."""

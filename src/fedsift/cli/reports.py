@@ -37,7 +37,7 @@ def written_where_possible(
 ) -> list[ReportedRun]:
     """Write a report; say in one line which package it lacks."""
     try:
-        return report_on(folders, path, export_to)
+        return report_on(folders, path, export_to=export_to)
     except ModuleNotFoundError as missing:
         raise ConfigError(
             f"a report needs {missing.name}, which is not installed here: install it, or report on "

@@ -21,7 +21,6 @@ from fedsift.algorithms.method import Context, LocalUpdate
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
 from fedsift.data.text import ALPHABET, loss_of
-from fedsift.engine.contract import Results
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
 from fedsift.models import MODELS, build
@@ -189,9 +188,7 @@ def server_seconds(federation: Federation, snapshot: Snapshot, device: str, roun
 
     def serve() -> None:
         inbox = federation.open_inbox(job, snapshot)
-        for result in results:
-            inbox.take_all(result) if isinstance(result, Results) else inbox.take(result)
-        inbox.merge_held()
+        inbox.take_in_order(iter(results))
         federation.broadcast(replace(snapshot, round=job.round), job.phase, inbox)
 
     return median_seconds(device, rounds, serve)[0]

@@ -65,20 +65,27 @@ def resume_run(path: Path, data_dir: Path | None) -> None:
             folder = RunFolder.open(path)
             config = folder.config()
             if isinstance(config, PythonConfig):
-                raise ConfigError(
-                    f"{path} was made from Python: to continue it, run the code that made it again"
-                )
+                raise ConfigError(f"{path} was made from Python: {how_to_continue(folder)}")
             if config.wire == "flower":
-                raise ConfigError(
-                    f"{path} was run on Flower: to continue it, start its app again, or run "
-                    "'fedsift deploy demo' with the same options and --out "
-                    f"{shlex.quote(str(path))}"
-                )
+                raise ConfigError(f"{path} was run on Flower: {how_to_continue(folder)}")
             if rank():
                 train_for_rank_zero([config])
                 return
             federation = federation_of(config)
         train_and_report(folder, config, federation, data_dir)
+
+
+def how_to_continue(folder: RunFolder) -> str:
+    """Say how the run in a folder is continued."""
+    config = folder.config()
+    if isinstance(config, PythonConfig):
+        return "to continue it, run the code that made it again"
+    if config.wire == "flower":
+        return (
+            "to continue it, start its app again, or run 'fedsift deploy demo' with the same "
+            f"options and --out {shlex.quote(str(folder.path))}"
+        )
+    return f"continue with: {folder.resume_command}"
 
 
 def train_and_report(

@@ -7,15 +7,16 @@ Frames
 
 Values
     ``value_coder.py`` is the interface of a value coder. ``values.py`` holds Float, Sign, Bit and
-    the registry of all coders, ``value_blocks.py`` holds Linear and Log, ``value_entropy.py`` the
-    entropy coding of their codes.
+    the registry of all coders, ``value_blocks.py`` holds Linear, Log and Integer,
+    ``value_entropy.py`` the entropy coding of their codes.
 
 Masks
     ``index.py`` holds the interface of an index coder, Bitmap, Packed and Entropy.
     ``index_gaps.py`` is the model behind Entropy, ``index_sizes.py`` its size without encoding.
 
 Shared
-    ``bit_packing.py``, ``range_coder.py``, ``errors.py``; ``gpu_sizes.py`` and its kernels in
+    ``bit_packing.py``, ``range_coder.py``, ``errors.py``; ``native.py`` calls ``kernels.c``;
+    ``threads.py`` uses all cores; ``gpu_sizes.py`` and its kernels in
     ``triton.py`` compute sizes on a GPU.
 
 To add a value coder: implement ``ValueCoder`` next to Float and Sign in ``values.py``, add it to
@@ -27,13 +28,14 @@ from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, decode, encode, encoded_size, state_hash
 from fedsift.codec.limits import Limits, shape_of
 from fedsift.codec.update import CodedValues, Part, Update, dense, sparse
-from fedsift.codec.values import Bit, Float, Linear, Log, Sign
+from fedsift.codec.values import Bit, Float, Integer, Linear, Log, Sign
 
 __all__ = [
     "Bit",
     "CodedValues",
     "Float",
     "FrameError",
+    "Integer",
     "Limits",
     "Linear",
     "Log",

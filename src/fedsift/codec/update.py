@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
 from fedsift.codec.native import add_at
+from fedsift.codec.threads import Threads
 from fedsift.codec.values import BlockCoder, Quantized, ValueCoder, lossless
 from fedsift.selection.difference import Difference
 from fedsift.selection.masks import positions
@@ -27,6 +28,8 @@ PAYLOADS: frozenset[Role] = frozenset({"p", "b"})
 """Roles whose length is not the number of parameters, but :meth:`Layout.length`."""
 ClientIndex = slice | list[int]
 """Selects clients of a stack."""
+MIN_SLICED = 1 << 15
+"""Fewer values than this are added by one thread."""
 
 
 @dataclass(frozen=True)
@@ -214,11 +217,11 @@ class WeightedSum:
         self.total = like.map(torch.zeros_like)
         self.weight = 0.0
 
-    def add(self, update: Update) -> None:
-        """Add the clients' updates in the order of the stack."""
+    def add(self, update: Update, threads: Threads | None = None) -> None:
+        """Add the clients' updates in the order of the stack. Threads do not change the bits."""
         if self.total.w.device.type == "cpu":
             for client in update:
-                accumulate(self.total, client.parts, *client.weights)
+                accumulate(self.total, client.parts, client.weights[0], threads)
         else:
             accumulate_stack(self.total, update)
         self.weight += sum(update.weights)
@@ -228,15 +231,42 @@ class WeightedSum:
         return self.total.map(lambda x: x / self.weight)
 
 
-def accumulate(total: State, parts: Iterable[Part], weight: float = 1.0) -> None:
+def accumulate(
+    total: State, parts: Iterable[Part], weight: float = 1.0, threads: Threads | None = None
+) -> None:
     """Add one client's parts, times a weight, to dense vectors ``(d,)`` in place."""
     for part in parts:
+        indices = None if part.indices is None else part.indices[0]
         for role, coded in part.values.items():
-            target, weighted = vector_for(role, total), weight * coded.restore()[0]
-            if part.indices is None:
-                target.add_(weighted)
+            target, values = vector_for(role, total), weight * coded.restore()[0]
+            if threads is None or len(values) < MIN_SLICED:
+                add_to(target, indices, values)
             else:
-                add_at(target, part.indices[0], weighted)
+                threads.in_slices(partial(add_slice, target, indices, values))
+
+
+def add_to(target: Tensor, indices: Tensor | None, values: Tensor) -> None:
+    """Add values to the ascending coordinates ``indices``, or to all, of a vector in place."""
+    if indices is None:
+        target.add_(values)
+    else:
+        add_at(target, indices, values)
+
+
+def add_slice(
+    target: Tensor, indices: Tensor | None, values: Tensor, slice: int, slices: int
+) -> None:
+    """Add values to one of several slices of a vector.
+
+    One thread adds all that its slice receives, so the order of additions, and thus every bit, is
+    the same for any number of slices.
+    """
+    start, end = (len(target) * n // slices for n in (slice, slice + 1))
+    first, last = start, end
+    if indices is not None:
+        first, last = torch.searchsorted(indices, torch.tensor([start, end])).tolist()
+        indices = indices[first:last] - start
+    add_to(target[start:end], indices, values[first:last])
 
 
 def vector_for(role: Role, total: State) -> Tensor:

@@ -1,8 +1,8 @@
-"""Value coders with a few bits per value and one scale per block: Linear and Log."""
+"""Value coders with a few bits per value: Linear and Log with one scale per block, and Integer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import ClassVar
 
@@ -213,6 +213,50 @@ class Log(BlockCoder):
         relative = (1 - second) / (1 + second) if second else 0.0
         bound = torch.maximum(x.abs() * relative, scale * (levels[1] / 2))
         return bound + scale * ROUNDING + TINY
+
+
+@dataclass(frozen=True)
+class Integer(BlockCoder):
+    """Whole numbers from -s to s, s = 2**(b-1) - 1, without a scale; others are rounded to these.
+
+    Sums of such values are exact, so they have the same bits in any order. Sender and receiver
+    agree on what the number 1 stands for.
+
+    |error| <= 1/2 up to s, and |x| - s beyond, rounding half to even.
+
+    >>> coder = Integer(4)
+    >>> coder.restore(coder.quantize(torch.tensor([2.2, -3.5, 9.0])), torch.float32)
+    tensor([ 2., -4.,  7.])
+    """
+
+    block: int | None = field(default=None, init=False)
+    float64_scales: bool = field(default=False, init=False)
+
+    prefix: ClassVar[str] = "whole"
+    kind: ClassVar[int] = 0x30
+
+    @property
+    def largest(self) -> int:
+        """The largest number s."""
+        return self._top_level
+
+    def _num_blocks(self, n: int) -> int:
+        return 0
+
+    def quantize(self, x: Tensor, generator: torch.Generator | None = None) -> Quantized:
+        """Quantize values (..., n)."""
+        require_finite(x)
+        codes = x.round().clamp(-self.largest, self.largest).to(torch.int8)
+        return Quantized(codes, x.new_zeros(*x.shape[:-1], 0))
+
+    def restore(self, quantized: Quantized, dtype: torch.dtype) -> Tensor:
+        """Return the values that the receiver uses."""
+        return quantized.codes.to(dtype)
+
+    def error_bound(self, x: Tensor) -> Tensor:
+        """Bound the error per coordinate."""
+        beyond = (x.abs() - self.largest) * (1 + torch.finfo(x.dtype).eps)  # itself rounded
+        return beyond.clamp_min(0.5)
 
 
 @cache

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsift.codec.bit_packing import pack_bits, packed_size, unpack_bits
 from fedsift.codec.errors import FrameError, require
-from fedsift.codec.value_blocks import BlockCoder, Linear, Log
+from fedsift.codec.value_blocks import BlockCoder, Integer, Linear, Log
 from fedsift.codec.value_coder import (
     FLOAT64_SCALES,
     ROUNDING,
@@ -38,6 +38,7 @@ __all__ = [
     "Bit",
     "BlockCoder",
     "Float",
+    "Integer",
     "Linear",
     "Log",
     "Quantized",
@@ -250,10 +251,11 @@ VALUE_CODERS: dict[str, ValueCoder] = {
         *map(Float, _DTYPES),
         Sign(),
         Bit(),
-        *(kind(bits) for kind in (Linear, Log) for bits in range(2, 9)),
+        *(kind(bits) for kind in (Linear, Log, Integer) for bits in range(2, 9)),
     )
 }
-"""Every coder by name, with the default block: float64 ... float16, sign, bit, int2..8, log2..8."""
+"""Every coder by name, with the default block: float64 ... float16, sign, bit, int2..8,
+log2..8, whole2..8."""
 
 
 _BY_LOW_BYTE = {coder.wire_id & 0xFF: coder for coder in VALUE_CODERS.values()}
@@ -263,9 +265,9 @@ def from_wire_id(wire_id: int) -> ValueCoder:
     """Return the coder with this id in frames, or raise :class:`FrameError`.
 
     The low byte is 1..4 for float64, float32, bfloat16, float16, 5 for sign, 6 for bit, 0x10 + b
-    for linear and 0x20 + b for log codes of b = 2..8 bits, plus 0x80 if the scales are float64. The
-    high byte is 0, or for linear and log codes log2 of the block size, at most 31; 0 means a single
-    block.
+    for linear, 0x20 + b for log codes and 0x30 + b for whole numbers of b = 2..8 bits, plus 0x80 if
+    the scales are float64. The high byte is 0, or for linear and log codes log2 of the block size,
+    at most 31; 0 means a single block.
 
     >>> from_wire_id(0x0814)
     Linear(bits=4, block=256, float64_scales=False, stochastic=False)
@@ -278,6 +280,6 @@ def from_wire_id(wire_id: int) -> ValueCoder:
         return replace(coder, block=block, float64_scales=has_float64_scales)
     if isinstance(coder, Sign) and exponent == 0:
         return Sign(has_float64_scales)
-    if isinstance(coder, Float | Bit) and exponent == 0 and not has_float64_scales:
+    if isinstance(coder, Float | Bit | Integer) and exponent == 0 and not has_float64_scales:
         return coder
     raise FrameError(f"unknown value coder {wire_id:#06x}")

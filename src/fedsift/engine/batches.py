@@ -71,7 +71,7 @@ class LiveBatches:
             return x
         seed = torch_seed(self.task.seed, "transform", round, client, step)
         with seeded_random(seed, self.task.device), torch.no_grad():
-            return self.task.transform(x)
+            return self.task.transformed(x)
 
     def _fetch(self, keys: Iterator[Key]) -> Iterator[Pair]:
         """Yield the batches with these keys, in order."""

@@ -15,7 +15,7 @@ from fedsift.engine.predictions import predictions
 from fedsift.engine.scoring import class_axis, correct_labels, num_labels
 from fedsift.seeding import torch_seed
 from fedsift.task import Data, Task
-from fedsift.task.checks import first_output
+from fedsift.task.checks import check_test_data
 from fedsift.task.labels import labels_of
 from fedsift.task.samples import first_samples, seeded_random
 
@@ -34,7 +34,7 @@ def check_client_tests(client_tests: Sequence[Data], task: Task) -> None:
             f"got {len(client_tests)}"
         )
     for client, data in enumerate(client_tests):
-        output = first_output(f"the test data of client {client}", task, data)
+        output = check_test_data(f"the test data of client {client}", task, data)
         _, y = first_samples(data)
         if correct_labels(output, y, class_axis(task.loss)) is None:
             raise ValueError(

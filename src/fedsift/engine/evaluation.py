@@ -102,14 +102,19 @@ class Evaluation:
         if self.class_shares is not None:
             found |= summarized(measure_by_class(self.class_shares, task, of_client))
         if self.function is not None:
-            found |= call_function(self.function, task, model)
+            named = call_function(self.function, task, model)
+            if both := [name for name in named if name in self.metrics]:
+                raise ValueError(f"metrics and evaluate both measure {both[0]!r}: rename one")
+            found |= named
         return found
 
 
 def check_name(name: Any, task: Task) -> None:
     """Raise ValueError for a metric that cannot have a column of its own."""
     taken = OWN_COLUMNS if task.test is None else (*OWN_COLUMNS, "accuracy", "loss")
-    if not isinstance(name, str) or name in taken:
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"the name of a metric must be a text, got {name!r}")
+    if name in taken:
         raise ValueError(f"a metric cannot be called {name!r}: records have a column of that name")
 
 
@@ -146,7 +151,7 @@ def call_function(function: Evaluate, task: Task, model: nn.Module) -> dict[str,
         check_name(name, task)
     return {
         name: one_line_errors(
-            partial(float, value), f"evaluate must return a dict of numbers; {name!r} is none"
+            partial(float, value), f"evaluate must return a dict of numbers; {name!r} is not one"
         )
         for name, value in found.items()
     }

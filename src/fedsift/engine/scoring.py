@@ -66,6 +66,7 @@ def correct_labels(output: Any, labels: Tree, axis: int = -1) -> Tensor | None:
     >>> correct_labels(torch.tensor([[0.3]]), torch.tensor([1])) is None
     True
     """
+    output = getattr(output, "logits", output)  # of a Hugging Face model
     if not isinstance(output, Tensor) or not isinstance(labels, Tensor):
         return None
     if labels.is_floating_point() or output.dim() <= max(axis, 0):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 
 def cohort_size(participation: float, clients: int) -> int:
     """Round ``participation * clients`` to the nearest whole number, at least 1; halves go up.
@@ -20,8 +22,8 @@ def check_cohort(clients: int, participation: float, min_clients: int) -> None:
     ...
     ValueError: min_clients must be from 0 to the cohort's 3, got 4
     """
-    if not 0 < participation <= 1:
-        raise ValueError(f"participation must be in (0, 1], got {participation}")
+    if not isinstance(participation, Real) or not 0 < participation <= 1:
+        raise ValueError(f"participation must be in (0, 1], got {participation!r}")
     most = cohort_size(participation, clients)
     if not 0 <= min_clients <= most:
         raise ValueError(f"min_clients must be from 0 to the cohort's {most}, got {min_clients}")

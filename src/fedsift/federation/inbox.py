@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedsift.algorithms.method import Memory
-from fedsift.codec.errors import FrameError
+from fedsift.codec.errors import FrameError, NotFiniteError
 from fedsift.codec.frame import Spec, encoded_size
 from fedsift.codec.limits import Limits
+from fedsift.codec.threads import Threads, finished
 from fedsift.codec.update import Update, WeightedSum
 from fedsift.engine.contract import ClientResult, Job, Missing, Received, Results
 from fedsift.federation.memories import Memories
@@ -20,6 +22,8 @@ from fedsift.federation.norm_bound import MAX_HELD_BYTES, NormBound, Norms, held
 if TYPE_CHECKING:
     from fedsift.federation.round import Federation
 
+Reply = ClientResult | Results | Received | Missing
+"""What an engine yields."""
 OnUpload = Callable[[Sequence[Spec], Update, Sequence[int]], None]
 """Called with merged uploads: their headers, their content, and their sizes in bytes."""
 
@@ -64,11 +68,24 @@ class Arrival:
         )
 
 
+@dataclass(frozen=True)
+class Refused:
+    """An upload that is not merged, the reason, and its size in bytes."""
+
+    client: int
+    problem: str
+    size: int
+
+
+Opened = Arrival | Refused | Results | Missing
+"""What an engine yielded, with single updates checked."""
+
+
 class Inbox:
     """Takes a round's uploads one by one, and keeps only their sum.
 
     An upload with an unusual norm is held back, together with all uploads after it, so that updates
-    are added in the order of their arrival. :meth:`merge_held` decides on them at the end of the
+    are added in the order of their arrival. :meth:`_merge_held` decides on them at the end of the
     round, or earlier if they take more than ``MAX_HELD_BYTES``. In round 1, all are held back.
     """
 
@@ -91,7 +108,8 @@ class Inbox:
         self.losses: list[float] = []
         self.norms: list[Norms] = []
         self.held: list[Arrival] = []
-        self.merged = self.rejected = self.size = 0
+        self.merged = self.rejected = self.size = self.held_size = 0
+        self.adding: Threads | None = None
 
     @property
     def loss(self) -> float | None:
@@ -111,28 +129,48 @@ class Inbox:
         """Return all problems in one line."""
         return "; ".join(f"client {client}: {why}" for client, why in self.problems.items())
 
-    def take(self, reply: ClientResult | Received | Missing) -> None:
-        """Take one client's upload, or reject it."""
-        if isinstance(reply, Missing):
-            self.problems[str(reply.client)] = reply.reason
-            return
+    def take_in_order(self, replies: Iterable[Reply], lost: Collection[int] = ()) -> None:
+        """Take the replies of a round except those that are lost.
+
+        Threads check frames while others arrive and while earlier ones are added.
+        """
+        with Threads() as checking, Threads() as self.adding:
+            calls = (self._open(reply, checking) for reply in without_lost(replies, lost))
+            for reply in checking.in_order(calls):
+                if isinstance(reply, Results):
+                    self.take_all(reply)
+                elif isinstance(reply, Missing):
+                    self.problems[str(reply.client)] = reply.reason
+                else:
+                    self._take(reply)
+            self._merge_held()
+
+    def _open(self, reply: Reply, threads: Threads) -> Future[Opened]:
+        """Start to check a frame, or check at once what was trained on this machine."""
+        is_frame = isinstance(reply, Received)
+        return threads.start(self._opened, reply) if is_frame else finished(self._opened(reply))
+
+    def _opened(self, reply: Reply) -> Opened:
+        return self.checked(reply) if isinstance(reply, ClientResult | Received) else reply
+
+    def checked(self, reply: ClientResult | Received) -> Arrival | Refused:
+        """Return an upload, decoded and compared with the limits. Does not change the inbox."""
         spec = replace(self.spec, client=reply.client)
         try:
-            update, size = self._receive(reply, spec)
-        except FrameError as problem:
-            self._reject(reply.client, str(problem), self._size(reply, spec))
-            return
+            update, size = self._decoded(reply, spec)
+            merged = self.federation.merged_parts(self.job, (reply.client,), update)
+        except (FrameError, NotFiniteError) as problem:
+            return Refused(reply.client, str(problem), self._size(reply, spec))
         memory = {reply.client: reply.memory} if isinstance(reply, ClientResult) else {}
         receipts = {reply.client: reply.receipt} if isinstance(reply, Received) else {}
-        merged = self.federation.merged_parts(self.job, (reply.client,), update)
         norms = self.bound.norms_of(merged)
-        self._admit(Arrival([spec], update, merged, [size], [reply.loss], memory, receipts, norms))
+        return Arrival([spec], update, merged, [size], [reply.loss], memory, receipts, norms)
 
     def take_all(self, replies: Results) -> None:
         """Take the uploads of clients that were trained as a stack."""
         if self.federation.wire.builds_frames:
             for reply in replies:
-                self.take(reply)
+                self._take(self.checked(reply))
         elif replies.clients:
             specs = [replace(self.spec, client=n) for n in replies.clients]
             memory = {result.client: result.memory for result in replies} if replies.memory else {}
@@ -144,9 +182,9 @@ class Inbox:
                 )
             )  # fmt: skip
 
-    def merge_held(self) -> None:
+    def _merge_held(self) -> None:
         """Merge the updates that were held back, except those that are too large."""
-        held, self.held = self.held, []
+        held, self.held, self.held_size = self.held, [], 0
         for arrival in held:
             problems = [self.bound.violation(norms, self.norms) for norms in arrival.norms]
             for spec, size, problem in zip(arrival.specs, arrival.sizes, problems, strict=True):
@@ -154,14 +192,21 @@ class Inbox:
                     self._reject(spec.client, problem, size)
             self._merge(arrival.select([row for row, why in enumerate(problems) if not why]))
 
+    def _take(self, upload: Arrival | Refused) -> None:
+        if isinstance(upload, Refused):
+            self._reject(upload.client, upload.problem, upload.size)
+        else:
+            self._admit(upload)
+
     def _admit(self, arrival: Arrival) -> None:
         self.norms += arrival.norms
         if not self.held and all(map(self.bound.is_typical, arrival.norms)):
             self._merge(arrival)
             return
         self.held.append(arrival)
-        if sum(held_bytes(arrival.merged) for arrival in self.held) > MAX_HELD_BYTES:
-            self.merge_held()
+        self.held_size += held_bytes(arrival.merged)
+        if self.held_size > MAX_HELD_BYTES:
+            self._merge_held()
 
     def _reject(self, client: int, problem: str, size: int) -> None:
         self.rejected += 1
@@ -174,14 +219,14 @@ class Inbox:
         self.merged += len(arrival.specs)
         self.size += sum(arrival.sizes)
         self.losses += arrival.losses
-        self.total.add(arrival.merged)
+        self.total.add(arrival.merged, self.adding)
         self.federation.on_upload(arrival.specs, arrival.update, arrival.sizes)
         if self.federation.algorithm.client_memory:
             stored = {n: self.memories.keep(memory) for n, memory in arrival.memory.items()}
             self.memory.update(stored)
             self.receipts.update(arrival.receipts)
 
-    def _receive(self, reply: ClientResult | Received, spec: Spec) -> tuple[Update, int]:
+    def _decoded(self, reply: ClientResult | Received, spec: Spec) -> tuple[Update, int]:
         federation = self.federation
         if isinstance(reply, Received):
             return federation.decode_upload(reply, self.limits), len(reply.frame)
@@ -195,3 +240,12 @@ class Inbox:
         if isinstance(reply, Received):
             return len(reply.frame)
         return encoded_size(reply.update, spec)
+
+
+def without_lost(replies: Iterable[Reply], lost: Collection[int]) -> Iterator[Reply]:
+    """Yield the replies of a round except those of the lost clients."""
+    for reply in replies:
+        if isinstance(reply, Results):
+            yield reply.without(lost)
+        elif reply.client not in lost:
+            yield reply

@@ -3,7 +3,8 @@
 The file consists of slots, each of which holds one client's memory. A slot is never overwritten
 while a snapshot refers to it, so old snapshots stay valid; a slot that no snapshot refers to is
 reused. Each round reads and writes the memory of every client in its cohort once. The file grows to
-one slot per client that ever took part, plus the slots written since the last checkpoint.
+one slot per client that ever took part, plus the slots written since the oldest checkpoint that is
+kept.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import tempfile
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,14 @@ class SlotFile:
         if any(digest_of(self.read(slot.number)) != slot.digest for slot in slots):
             raise ValueError("the clients' memories were altered")
         return slots
+
+    def reserve(self, numbers: Iterable[int]) -> dict[int, Slot]:
+        """Return more slots of earlier checkpoints by number, without reading their content."""
+        found = {number: Slot(self, number) for number in numbers}
+        slots = max(self.slots, max(found, default=-1) + 1)
+        free = {*self.free, *range(self.slots, slots)} - found.keys()
+        self.slots, self.free = slots, sorted(free, reverse=True)
+        return found
 
     def to_disk(self) -> None:
         """Flush everything written to the disk."""

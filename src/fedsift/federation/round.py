@@ -27,7 +27,7 @@ from fedsift.codec.frame import Spec, decode, state_hash
 from fedsift.codec.limits import Limits
 from fedsift.codec.update import Parts, Update, WeightedSum, accumulate
 from fedsift.codec.wire import COUNTED, Wire
-from fedsift.engine.contract import Engine, Job, Received, Results
+from fedsift.engine.contract import Engine, Job, Received
 from fedsift.engine.evaluation import NOTHING_ELSE, Evaluation
 from fedsift.errors import Diverged, TooFewClients
 from fedsift.federation.cohort import cohort_size
@@ -35,7 +35,8 @@ from fedsift.federation.inbox import Inbox, OnUpload, ignore_uploads
 from fedsift.federation.memories import CohortMemory, InMemory, memory_fits
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, NormBound
 from fedsift.federation.snapshot import RoundReport, Snapshot, Traffic, full_update
-from fedsift.seeding import stream
+from fedsift.privacy.differential import DifferentialPrivacy, private_roles
+from fedsift.seeding import stream, torch_seed
 from fedsift.task import Task, Weights, all_finite, check_weights, weight_of
 from fedsift.vector import Layout, State
 
@@ -75,6 +76,9 @@ class Federation:
     weights
         The clients' weights in the mean: ``"batch"``, their mini-batch sizes; ``"examples"``, their
         numbers of samples; ``"equal"``; or None for the method's own.
+    privacy
+        Differential privacy; None for none. With it, each client joins each cohort independently,
+        and ``max_norm_ratio`` has no effect, because updates are clipped.
 
     """
 
@@ -90,9 +94,12 @@ class Federation:
     max_norm_ratio: float | None = MAX_NORM_RATIO
     weights: Weights | None = None
     evaluation: Evaluation = NOTHING_ELSE
+    privacy: DifferentialPrivacy | None = None
 
     def __post_init__(self) -> None:
         check_weights(self.weights)
+        if self.privacy and self.weighting != "equal":
+            raise ValueError('differential privacy needs equal weights: pass weights="equal"')
         if self.algorithm.layout_for(self.task.layout) != self.task.layout:
             raise ValueError("the task's layout must be made by algorithm.layout_for(layout)")
 
@@ -153,22 +160,18 @@ class Federation:
         round, phase = job.round, job.phase
         lost = self.lost_clients(round, job.cohort)
         inbox = self.open_inbox(job, before)
-        for reply in self.engine.train(job):
-            if isinstance(reply, Results):
-                inbox.take_all(reply.without(lost))
-            elif reply.client not in lost:
-                inbox.take(reply)
-        inbox.merge_held()
+        inbox.take_in_order(self.engine.train(job) if job.cohort else (), lost)
         self.require_enough(inbox, round, len(lost))
         memories = before.client_memory.replaced(inbox.memory)
         norms = before.norms.after(inbox.norms)
         receipts = {**before.receipts, **inbox.receipts}
         after = replace(before, round=round, client_memory=memories, norms=norms, receipts=receipts)
         broadcast_bytes, clamped = 0, 0
-        if inbox.merged:
+        if inbox.merged or self.privacy:  # that nobody took part is private, too
             after, broadcast_bytes, clamped = self.broadcast(after, phase, inbox)
         traffic = self.count_traffic(before.traffic, phase, inbox, broadcast_bytes)
-        report = RoundReport(inbox.merged, inbox.rejected, clamped, inbox.loss, inbox.problems)
+        loss = None if self.privacy else inbox.loss  # it would be published without noise
+        report = RoundReport(inbox.merged, inbox.rejected, clamped, loss, inbox.problems)
         return replace(after, traffic=traffic), report
 
     def job_after(self, before: Snapshot) -> Job:
@@ -187,9 +190,11 @@ class Federation:
         broadcast in bytes, and how many coordinates of V were clamped to zero.
         """
         share = inbox.merged / len(self.task.clients)
-        context = replace(Context.of(self.task, snapshot.round), merged_share=share)
+        context = Context.of(self.task, snapshot.round, snapshot.state)
+        context = replace(context, merged_share=share)
         try:
-            message = phase.broadcast(context, inbox.total.mean(), snapshot.server_memory)
+            mean = self.mean_update(inbox, snapshot.round)
+            message = phase.broadcast(context, mean, snapshot.server_memory)
         except NotFiniteError:
             raise Diverged("the mean update is not finite") from None
         parts, memory = checked_message(message, snapshot.server_memory, "broadcast")
@@ -201,6 +206,25 @@ class Federation:
         if not all_finite(*state):
             raise Diverged("the global state is not finite")
         return replace(snapshot, state=state, server_memory=memory), size, clamped
+
+    def mean_update(self, inbox: Inbox, round: int) -> State:
+        """Return the weighted mean of the merged updates, with the noise of a private run."""
+        if self.privacy is None:
+            return inbox.total.mean()
+        roles = private_roles(self.algorithm, self.privacy)
+        expected = self.participation * len(self.task.clients)
+        seed = torch_seed(self.task.seed, "privacy", round)
+        return self.privacy.noisy_mean(inbox.total.total, roles, expected, seed)
+
+    def epsilon(self, rounds: int) -> dict[str, float]:
+        """Return the privacy cost ε of some rounds as a column of the metrics, if it is bounded."""
+        if self.privacy is None:
+            return {}
+        return {"epsilon": self.privacy.spent(rounds, self.participation)}
+
+    def may_run(self, round: int) -> bool:
+        """Whether the privacy budget allows another round."""
+        return not (self.privacy and self.privacy.is_exceeded_by(round, self.participation))
 
     def require_enough(self, inbox: Inbox, round: int, lost: int) -> None:
         """Stop the run if too few updates were merged."""
@@ -221,7 +245,8 @@ class Federation:
 
     def norm_bound(self, before: Snapshot) -> NormBound:
         """Return the bound on the norms of a round's updates."""
-        return NormBound(self.max_norm_ratio or 0.0, before.norms)
+        ratio = 0.0 if self.privacy else self.max_norm_ratio or 0.0
+        return NormBound(ratio, before.norms)
 
     def upload_limits(self, job: Job, base: bytes) -> Limits:
         """Return what every upload of a round must satisfy."""
@@ -236,8 +261,10 @@ class Federation:
 
     def merged_parts(self, job: Job, clients: tuple[int, ...], update: Update) -> Update:
         """Return what is merged of the uploads of some clients."""
-        context = Context.of(self.task, job.round, clients)
+        context = Context.of(self.task, job.round, job.state, clients)
         parts = job.phase.receive(context, job.state, update.parts)
+        if self.privacy:
+            parts = self.privacy.clipped(parts)
         return update if parts is update.parts else Update(parts, update.weights)
 
     def base_hash(self, state: State) -> bytes:
@@ -264,8 +291,14 @@ class Federation:
         return run_id(task.layout, self.algorithm, task.seed, task.batch_size, self.weighting)
 
     def cohort(self, round: int) -> tuple[int, ...]:
-        """Draw the clients that train in a round, in ascending order."""
+        """Draw the clients that train in a round, in ascending order.
+
+        In a private run, each client takes part with the same probability, independently.
+        """
         clients = len(self.task.clients)
+        if self.privacy:
+            draws = stream(self.task.seed, "private cohort", round).random(clients)
+            return tuple(n for n, x in enumerate(draws) if x < self.participation)
         size = cohort_size(self.participation, clients)
         if size == clients:
             return tuple(range(clients))
@@ -302,7 +335,7 @@ class Federation:
     ) -> Traffic:
         """Add a round's traffic: the mean upload over all clients, and the broadcast to each."""
         clients = len(self.task.clients)
-        bits = phase.paper_bits(self.task.layout.d) * inbox.sent / clients
+        bits = self.algorithm.paper_bits(phase, self.task.layout) * inbox.sent / clients
         return Traffic(
             before.uplink_bits_paper + bits,
             before.uplink_bytes + inbox.size / clients,

@@ -16,6 +16,7 @@ from fedsift.engine.contract import Job
 from fedsift.federation.inbox import Inbox
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot, Traffic
+from fedsift.flower.protocol import NUM_EXAMPLES
 
 METADATA_BYTES = 1 << 20
 """Upper bound for everything in a reply except its frame: Flower's records, and a reason."""
@@ -43,9 +44,13 @@ class BroadcastWire:
 
 @dataclass(frozen=True)
 class Deployment(Federation):
-    """A federation of remote clients, which keep their own memories."""
+    """A federation of remote clients, which keep their own memories.
+
+    ``weight_key`` names the metric that holds a client's number of samples.
+    """
 
     wire: BroadcastWire = field(default_factory=BroadcastWire)
+    weight_key: str = NUM_EXAMPLES
 
     def initial_snapshot_from(self, w: Tensor) -> Snapshot:
         """Return the snapshot before round 1. Its traffic is zero, as nothing was sent yet."""
@@ -59,7 +64,7 @@ class Deployment(Federation):
         """Return the shape of every correct upload of a round, by sending an update of zeros."""
         zeros = job.state.map(lambda x: torch.zeros_like(x)[None])
         memory = zero_memory(self.algorithm.client_memory, self.task.layout, job.state.w)
-        context = Context.of(self.task, job.round, (0,))
+        context = Context.of(self.task, job.round, job.state, (0,))
         parts, _ = job.phase.send(context, LocalUpdate(zeros, zeros), memory)
         return shape_of(Update(parts, (1.0,)))
 

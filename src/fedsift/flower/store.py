@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from flwr.app import ConfigRecord
 from torch import Tensor
 
 from fedsift.algorithms.method import Memory
 from fedsift.codec.frame import CHECKSUM_BYTES
 from fedsift.codec.update import ROLES
-from fedsift.runs.disk import CorruptFile, load_tensors, save_tensors
+from fedsift.flower.arrays import layout_from_record, record_of_layout
+from fedsift.runs.disk import CorruptFile, load_tensors, read_metadata, save_tensors
 from fedsift.vector import Layout, State
 
 NO_RECEIPT = bytes(8)
 """The receipt of a client before its first merged upload."""
+MAX_MEMORIES = 100
+"""The most memories that a client stores, whatever the server asks for."""
 
 
 def receipt_of(frame: bytes) -> bytes:
@@ -28,11 +32,23 @@ class ClientState:
     """The global state that a client holds, and its own memories by receipt.
 
     A client does not know whether its last upload was merged. It therefore stores its memory
-    before and after that upload. The receipt in the next request selects one of them.
+    before and after that upload, and those before earlier uploads, as the server may return to an
+    earlier round. The receipt in the next request selects one of them. The latest is the last one.
     """
 
     state: State | None = None
     memories: Mapping[bytes, Memory] = field(default_factory=dict)
+
+    def with_memories(self, latest: Mapping[bytes, Memory], number: int) -> ClientState:
+        """Return the state with the latest memories added, of which the last few are stored.
+
+        >>> stored = ClientState().with_memories({b"1": {}, b"2": {}}, number=3)
+        >>> list(stored.with_memories({b"1": {}, b"3": {}}, number=2).memories)
+        [b'1', b'3']
+        """
+        earlier = {k: memory for k, memory in self.memories.items() if k not in latest}
+        found = [*earlier.items(), *latest.items()]
+        return replace(self, memories=dict(found[-min(number, MAX_MEMORIES) :]))
 
 
 @dataclass(frozen=True)
@@ -54,13 +70,22 @@ class ClientStore:
             return ClientState()
         if about.get("layout") != layout.fingerprint():
             return ClientState()
-        return state_from_tensors(tensors)
+        return state_from_tensors(tensors, about.get("receipts", ()))
+
+    def known_layout(self) -> Layout | None:
+        """Return the layout of the stored state's model; None if nothing is stored."""
+        about = read_metadata(self.file).get("model")
+        return None if about is None else layout_from_record(ConfigRecord(about))
 
     def save(self, layout: Layout, stored: ClientState) -> None:
         """Replace the file."""
         self.folder.mkdir(parents=True, exist_ok=True)
         # Residuals reveal private data: only the owner may read them.
-        about = {"layout": layout.fingerprint()}
+        about = {
+            "layout": layout.fingerprint(),
+            "model": dict(record_of_layout(layout)),
+            "receipts": [receipt.hex() for receipt in stored.memories],
+        }
         save_tensors(self.file, tensors_from_state(stored), about, mode=0o600)
 
 
@@ -75,9 +100,9 @@ def tensors_from_state(stored: ClientState) -> dict[str, Tensor]:
     return {**state, **memories}
 
 
-def state_from_tensors(tensors: Mapping[str, Tensor]) -> ClientState:
+def state_from_tensors(tensors: Mapping[str, Tensor], receipts: Sequence[str]) -> ClientState:
     """Return what a client stores; the inverse of :func:`tensors_from_state`."""
-    memories: dict[bytes, dict[str, Tensor]] = {}
+    memories: dict[bytes, dict[str, Tensor]] = {bytes.fromhex(receipt): {} for receipt in receipts}
     for key, x in tensors.items():
         if "/" in key:
             receipt, name = key.split("/")

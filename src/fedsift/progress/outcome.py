@@ -17,7 +17,10 @@ HUGE = 2.0
 
 
 def training_warning(
-    history: Sequence[Mapping[str, Any]], labels: Sequence[Sequence[int]] = (), lr: Any = None
+    history: Sequence[Mapping[str, Any]],
+    labels: Sequence[Sequence[int]] = (),
+    lr: Any = None,
+    dashes: str = "--",
 ) -> str:
     """Return a warning if a run has learned nothing, otherwise ''.
 
@@ -35,26 +38,28 @@ def training_warning(
     if len(tested) < 2:
         return ""
     first, last = tested[0], tested[-1]
+    if last["loss"] is None and first["loss"] is not None:
+        return advice("the test loss is not finite", "a smaller", lr, dashes)
     if last["loss"] is None:
-        return advice("the test loss is not finite", "a smaller", lr)
+        return ""
     has_fallen = first["loss"] is not None and last["loss"] < (1 - MIN_FALL) * first["loss"]
     if last["accuracy"] is None or not labels:
         what = f"the test loss did not fall, it is {last['loss']:.4g}"
-        return "" if has_fallen else advice(what, "a smaller", lr)
+        return "" if has_fallen else advice(what, "a smaller", lr, dashes)
     is_high = last["loss"] > HUGE * math.log(len(labels[0]))
     if not is_guessing(last["accuracy"], labels) or (has_fallen and not is_high):
         return ""
     what = f"the final accuracy, {percent(last['accuracy'])}, is hardly better than guessing"
-    return advice(what, "a smaller" if is_high else "more --rounds or a larger", lr)
+    return advice(what, "a smaller" if is_high else f"more {dashes}rounds or a larger", lr, dashes)
 
 
-def advice(problem: str, direction: str, lr: Any) -> str:
-    """Return a warning in one line.
+def advice(problem: str, direction: str, lr: Any, dashes: str = "--") -> str:
+    """Return a warning in one line. On the command line, settings have dashes.
 
     >>> advice("the test loss is not finite", "a smaller", 0.1)
     'warning: the test loss is not finite: try a smaller --lr than 0.1'
     """
-    return f"warning: {problem}: try {direction} --lr" + ("" if lr is None else f" than {lr}")
+    return f"warning: {problem}: try {direction} {dashes}lr" + ("" if lr is None else f" than {lr}")
 
 
 def is_guessing(accuracy: float, labels: Sequence[Sequence[int]]) -> bool:

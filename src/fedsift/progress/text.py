@@ -68,6 +68,15 @@ def rejected_text(record: Mapping[str, Any]) -> list[str]:
     return [f"{record['rejected']} rejected"] if record.get("rejected") else []
 
 
+def epsilon_text(record: Mapping[str, Any]) -> list[str]:
+    """Return the privacy cost so far, if it is bounded.
+
+    >>> epsilon_text({"epsilon": 1.234})
+    ['ε 1.23']
+    """
+    return [f"ε {record['epsilon']:.3g}"] if "epsilon" in record else []
+
+
 def round_line(
     name: str, record: Mapping[str, Any], rounds: int, now: datetime | None = None
 ) -> str:
@@ -85,6 +94,7 @@ def round_line(
         *loss_text(record),
         f"{up} up, {down} down per client",
         *rejected_text(record),
+        *epsilon_text(record),
         f"{record['seconds']:.1f} s",
         *end_text(record, rounds, now or datetime.now()),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,24 @@ from fedsift.runs.disk import replace_file
 HERE = Path(__file__).parent
 
 
-def report_on(paths: Sequence[Path], out: Path, export_to: Path | None = None) -> list[ReportedRun]:
+def report_on(
+    paths: Sequence[Path],
+    out: Path,
+    reload_seconds: float | None = None,
+    export_to: Path | None = None,
+) -> list[ReportedRun]:
     """Write the report of every run in or below the given folders, and return its runs.
 
-    Of runs with the same settings and seed, only the longest is included. ``export_to`` is a folder
-    for the figures and tables as files.
+    Of runs with the same settings and seed, only the longest is included. The page reloads itself
+    every ``reload_seconds``, if they are given. ``export_to`` is a folder for the figures and
+    tables as files.
     """
     found = find_runs(paths)
     runs = longest_runs(read_run(path) for path in found)
     methods = listed([run.algorithm for run in runs], "methods")
     datasets = listed([str(run.setting("dataset")) for run in runs], "data sets")
     target = find_target(found)
-    write_report(runs, out, f"{methods} on {datasets}", target)
+    write_report(runs, out, f"{methods} on {datasets}", target, reload_seconds)
     if export_to is not None:
         export(sections_of(runs, target), export_to)
     return runs
@@ -50,7 +57,11 @@ def listed(names: Sequence[str], what: str) -> str:
 
 
 def write_report(
-    runs: Sequence[ReportedRun], path: Path, title: str, target: float | None = None
+    runs: Sequence[ReportedRun],
+    path: Path,
+    title: str,
+    target: float | None = None,
+    reload_seconds: float | None = None,
 ) -> None:
     """Write the report of the given runs; without a target, choose an initial one."""
     from plotly.offline import get_plotlyjs
@@ -58,6 +69,8 @@ def write_report(
     sections = sections_of(runs, target)
     page = template().render(
         title=title,
+        reload_seconds=reload_seconds,
+        written=f"{datetime.now():%H:%M:%S}",
         sections=sections,
         data=data_of(sections),
         environment=tables.environments(runs),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import fields, replace
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 from fedsift.data import Dataset, load
 from fedsift.data.folder import find
@@ -16,7 +17,7 @@ from fedsift.reproduce.experiments import Experiment
 from fedsift.reproduce.plan import PlannedRun, Selection, plan
 from fedsift.reproduce.updates import UPDATES, measure_updates
 from fedsift.runs.compare import reached
-from fedsift.runs.config import read_values
+from fedsift.runs.config import RunConfig, read_values
 from fedsift.runs.disk import replace_file
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.records import last_round
@@ -76,21 +77,27 @@ def require_executable(runs: Sequence[PlannedRun]) -> None:
         federation_of(run.config, cached_dataset(run.config.dataset, run.quick))
 
 
-MAY_DIFFER = {"rounds", "device", "precision", "tensorboard"}
+MAY_DIFFER = {"rounds", "device", "precision", "tensorboard", "keep_checkpoints"}
 """Settings in which a run may differ from the planned one."""
-MAY_BE_MISSING = {"max_norm_ratio", "weights", "buffers", "loss"}
-"""Settings that early runs lack. Their defaults do what fedsift did before it had the setting.
 
-The norm bound does not change a run that rejects nothing.
-"""
+
+@cache
+def defaults_of(algorithm: str) -> dict[str, Any]:
+    """Return the defaults of the settings that every run has.
+
+    Early runs lack settings that did not exist yet. A default does what fedsift did before.
+    """
+    values = RunConfig.from_values({"algorithm": algorithm}).flat()
+    return {field.name: values[field.name] for field in fields(RunConfig) if field.name in values}
 
 
 def require_same_settings(run: PlannedRun, folder: RunFolder) -> None:
     """Refuse a folder that holds a different run, such as the quick version of this one."""
     if not folder.config_file.exists():
         return
-    found, planned = read_values(folder.config_file), run.config.flat()
-    keys = sorted({*found, *planned} - MAY_DIFFER - (MAY_BE_MISSING - set(found)))
+    recorded, planned = read_values(folder.config_file), run.config.flat()
+    found = {**defaults_of(run.config.algorithm), **recorded}
+    keys = sorted({*found, *planned} - MAY_DIFFER)
     differing = [key for key in keys if found.get(key) != planned.get(key)]
     if differing:
         raise ConfigError(

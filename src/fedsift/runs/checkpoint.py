@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,25 +19,31 @@ from fedsift.federation.memories import DIGEST_BYTES, InMemory, Memories, OnDisk
 from fedsift.federation.norm_bound import NormHistory
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot, Traffic
-from fedsift.runs.config import Config, read_values
+from fedsift.runs.config import MAY_CHANGE, Config, read_values
 from fedsift.runs.disk import CorruptFile, flush_to_disk, load_tensors, save_tensors
 from fedsift.runs.folder import RunFolder
+from fedsift.runs.kept import keep_checkpoint, kept_checkpoints
 from fedsift.runs.records import line_digests
 from fedsift.vector import Layout, State
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A snapshot, and the seconds of training up to it."""
+    """A snapshot, and the seconds of training up to it.
+
+    ``earlier`` are the clients' memories of earlier checkpoints that are kept, oldest first. Their
+    slots of the memory file are not reused as long as something refers to them.
+    """
 
     snapshot: Snapshot
     seconds: float
+    earlier: tuple[Memories, ...] = ()
 
 
 def save_checkpoint(
     folder: RunFolder, checkpoint: Checkpoint, federation: Federation, config: Config
 ) -> None:
-    """Replace the run's checkpoint.
+    """Replace the run's checkpoint, and keep the last few.
 
     ``config`` is the configuration used for training; config.toml may have changed since.
     """
@@ -49,6 +56,7 @@ def save_checkpoint(
     about = about_checkpoint(folder, checkpoint, federation.task.layout, config)
     about["memory"] = federation.memory_lengths
     save_tensors(folder.checkpoint_file, tensors_of(checkpoint.snapshot), about)
+    keep_checkpoint(folder, checkpoint.snapshot.round, config.keep_checkpoints)
 
 
 def about_checkpoint(
@@ -83,17 +91,18 @@ def load_checkpoint(folder: RunFolder, federation: Federation, device: str) -> C
         raise ConfigError(mismatch)
     try:
         memories = load_memories(folder, federation.memory_lengths, tensors)
+        earlier = reserve_earlier(folder, memories, about["round"])
     except (OSError, ValueError) as problem:
         raise ConfigError(f"{folder.memory_file} is corrupt: {problem}") from None
     snapshot = snapshot_of(about, tensors, memories, federation.algorithm.state)
     if missing := set(federation.algorithm.server_memory) - set(snapshot.server_memory):
         raise ConfigError(older_version(folder, f"the server's {', '.join(sorted(missing))}"))
-    return Checkpoint(snapshot, about["seconds"])
+    return Checkpoint(snapshot, about["seconds"], earlier)
 
 
 def require_all_settings(folder: RunFolder, config: Config) -> None:
     """Refuse a run whose configuration lacks a current setting."""
-    missing = config.flat().keys() - read_values(folder.config_file).keys()
+    missing = config.flat().keys() - read_values(folder.config_file).keys() - MAY_CHANGE
     if missing:
         names = ", ".join(f"`{name}`" for name in sorted(missing))
         raise ConfigError(older_version(folder, f"the setting {names}"))
@@ -116,7 +125,7 @@ def mismatches(
     if about["config"] != fingerprint_of(config):
         yield (
             f"{folder.config_file} was changed after {folder.checkpoint_file} was written: only "
-            "the number of rounds may change"
+            "the number of rounds, and of checkpoints to keep, may change"
         )
     if about["round"] > config.rounds:
         yield (
@@ -180,8 +189,8 @@ def layout_from(about: Mapping[str, Any]) -> Layout:
 
 
 def fingerprint_of(config: Config) -> str:
-    """Hash all settings except the number of rounds, which may grow."""
-    settings = {key: value for key, value in config.flat().items() if key != "rounds"}
+    """Hash all settings except those that may change, such as the number of rounds."""
+    settings = {key: value for key, value in config.flat().items() if key not in MAY_CHANGE}
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
@@ -237,6 +246,25 @@ def load_memories(
     numbers, clients = tensors["client_slots"].T.tolist()
     digests = [bytes(row) for row in tensors["client_digests"].tolist()]
     return OnDisk(file, dict(zip(clients, file.claim(numbers, digests), strict=True)))
+
+
+def reserve_earlier(folder: RunFolder, memories: Memories, round: int) -> tuple[Memories, ...]:
+    """Return the memories of the kept checkpoints before a round, whose slots are not reused.
+
+    Their content is not read. A damaged checkpoint keeps nothing.
+    """
+    if not isinstance(memories, OnDisk):
+        return ()
+    slots = {slot.number: slot for slot in memories.slots.values()}
+    found = []
+    for file in (path for n, path in kept_checkpoints(folder).items() if n < round):
+        with suppress(CorruptFile):
+            _, tensors = load_tensors(file, "cpu")
+            numbers, clients = tensors["client_slots"].T.tolist()
+            slots |= memories.file.reserve(set(numbers) - slots.keys())
+            pairs = zip(clients, (slots[n] for n in numbers), strict=True)
+            found.append(OnDisk(memories.file, dict(pairs)))
+    return tuple(found)
 
 
 def memories_among(tensors: Mapping[str, Tensor]) -> InMemory:

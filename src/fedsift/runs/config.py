@@ -18,11 +18,16 @@ from fedsift.data import DATASETS, shape_of
 from fedsift.errors import ConfigError, require_choice
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
 from fedsift.models import MODELS, default_model
+from fedsift.privacy import DifferentialPrivacy
 from fedsift.simulation import chosen_device
 from fedsift.task import WEIGHTS, Weights
 from fedsift.task.user_code import is_user_code
 
 DEVICES = ("auto", "cpu", "cuda")
+KEEP_CHECKPOINTS = 5
+"""Number of checkpoints that are kept by default."""
+MAY_CHANGE = frozenset({"rounds", "keep_checkpoints"})
+"""Settings that may change when a run is continued. They do not affect its rounds."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,12 @@ class RunConfig:
     min_clients: int = 0
     max_norm_ratio: float = MAX_NORM_RATIO
     buffers: str = "average"
+    dp_clip: float = 0.0
+    dp_clip_m: float = 0.0
+    dp_clip_v: float = 0.0
+    dp_noise: float = 0.0
+    dp_epsilon: float = 0.0
+    dp_delta: float = 1e-5
     wire: str = "count"
     seed: int = 0
     device: str = "auto"
@@ -56,6 +67,7 @@ class RunConfig:
     loss: str = "auto"
     client_tests: bool = False
     tensorboard: bool = False
+    keep_checkpoints: int = KEEP_CHECKPOINTS
     settings: Mapping[str, GivenSetting] = field(default_factory=dict)
 
     @classmethod
@@ -80,7 +92,11 @@ class RunConfig:
             config = replace(config, model=default_model(shape_of(config.dataset)))
         config.check_numbers()
         algorithm = config.make_algorithm()
-        return replace(config, weights=config.chosen_weights() or algorithm.weights)
+        weights = config.chosen_weights() or algorithm.weights
+        if (privacy := config.privacy) is None:
+            return replace(config, weights=weights)
+        calibrated = privacy.calibrated(config.participation, config.rounds)
+        return replace(config, weights="equal", dp_noise=calibrated.multiplier)
 
     def check_names(self) -> None:
         """Refuse unknown names, except those of the data and model of a Flower app."""
@@ -104,7 +120,8 @@ class RunConfig:
                 )
 
     def check_numbers(self) -> None:
-        """Refuse a seed, rounds or a batch size out of range."""
+        """Refuse numbers out of range."""
+        check_keep_checkpoints(self.keep_checkpoints)
         if self.seed < 0:
             raise ConfigError(f"seed must be at least 0, got {self.seed}")
         if self.rounds < 1:
@@ -165,6 +182,21 @@ class RunConfig:
             if setting.is_required and key not in self.settings:
                 raise ConfigError(f"{self.algorithm} needs the setting {_flag(key)!r}")
 
+    @property
+    def privacy(self) -> DifferentialPrivacy | None:
+        """Differential privacy, if a bound on the clients' updates is given."""
+        clips = {"w": self.dp_clip, "m": self.dp_clip_m, "v": self.dp_clip_v}
+        given = {role: clip for role, clip in clips.items() if clip}
+        if not given:
+            if self.dp_noise or self.dp_epsilon:
+                raise ConfigError("differential privacy needs a bound on the updates: set dp-clip")
+            return None
+        if self.weights not in ("auto", "equal"):
+            raise ConfigError(f"differential privacy needs weights equal, got {self.weights}")
+        clip = self.dp_clip if list(given) == ["w"] else given
+        noise, epsilon = self.dp_noise or None, self.dp_epsilon or None
+        return DifferentialPrivacy(clip, noise, epsilon, self.dp_delta)
+
     def chosen_weights(self) -> Weights | None:
         """Return the clients' weights in the mean; None if they are the algorithm's own."""
         return None if self.weights == "auto" else cast(Weights, self.weights)
@@ -222,6 +254,11 @@ class PythonConfig:
         """How messages travel."""
         return str(self.values["wire"])
 
+    @property
+    def keep_checkpoints(self) -> int:
+        """Number of checkpoints to keep; 1 for a result that was saved as a folder."""
+        return int(self.values.get("keep_checkpoints", 1))
+
     def flat(self) -> dict[str, Any]:
         """Return every key with its value."""
         return dict(self.values)
@@ -242,6 +279,18 @@ class PythonConfig:
 Config = RunConfig | PythonConfig
 MADE_FROM, PYTHON = "made_from", "python"
 """The key of config.toml that marks a run made from Python, and its value."""
+
+
+def check_keep_checkpoints(number: int) -> None:
+    """Check that at least one checkpoint is kept.
+
+    >>> check_keep_checkpoints(0)
+    Traceback (most recent call last):
+    ...
+    fedsift.errors.ConfigError: keep_checkpoints must be a whole number of at least 1, got 0
+    """
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ConfigError(f"keep_checkpoints must be a whole number of at least 1, got {number!r}")
 
 
 def read_config(path: Path) -> Config:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import fcntl
 import json
 import shlex
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from fedsift.errors import ConfigError
-from fedsift.runs.config import Config, read_config
+from fedsift.runs.config import MAY_CHANGE, Config, read_config
 from fedsift.runs.disk import replace_file
 from fedsift.runs.records import METRICS, UPLOADS, read_rounds
 from fedsift.simulation import Record
 
 OTHER_FOLDER = "use another folder (on the command line: --out)"
 """The advice for a folder that is taken. A Flower app passes its folder to the strategy."""
+LOCK_ATTEMPTS = 3
+"""Attempts to lock a folder before it counts as used by another process."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,11 @@ class RunFolder:
         return self.path / "checkpoint.safetensors"
 
     @property
+    def checkpoints_folder(self) -> Path:
+        """The checkpoints of recent rounds, to which ``fedsift rollback`` can return."""
+        return self.path / "checkpoints"
+
+    @property
     def model_file(self) -> Path:
         """The trained model, for ``load_state_dict``; exists once the run is finished."""
         return self.path / "model.safetensors"
@@ -75,6 +83,16 @@ class RunFolder:
     def summary_file(self) -> Path:
         """The whole run in one JSON object; exists once the run is finished."""
         return self.path / "summary.json"
+
+    @property
+    def status_file(self) -> Path:
+        """What a run on Flower is doing right now."""
+        return self.path / "status.json"
+
+    @property
+    def report_file(self) -> Path:
+        """Figures and tables of the run."""
+        return self.path / "report.html"
 
     @property
     def resume_command(self) -> str:
@@ -105,13 +123,17 @@ class RunFolder:
 
     @classmethod
     def create_or_extend(cls, path: Path, config: Config) -> RunFolder:
-        """Open the folder of this run, or create it; the run may have had fewer rounds."""
+        """Open the folder of this run, or create it.
+
+        The run may have had fewer rounds, and kept another number of checkpoints.
+        """
         folder = cls(path)
         if not exists(folder.config_file):
             return cls.create(path, config)
         with folder.locked():
-            rounds = folder.config().rounds
-            if folder.has_run(config.with_rounds(rounds)) and config.rounds > rounds:
+            old = folder.config()
+            config = config.with_rounds(max(old.rounds, config.rounds))
+            if folder.has_run(config.with_rounds(old.rounds)) and config.flat() != old.flat():
                 replace_file(folder.config_file, config.toml().encode())
         return folder
 
@@ -142,7 +164,8 @@ class RunFolder:
             self.require_free()
             return False
         found, wanted = self.config().flat(), config.flat()
-        keys = [k for k in sorted({*found, *wanted}) if found.get(k) != wanted.get(k)]
+        names = sorted(({*found, *wanted} - MAY_CHANGE) | {"rounds"})
+        keys = [k for k in names if found.get(k) != wanted.get(k)]
         if keys:
             differences = (f"{key} = {found.get(key)}, not {wanted.get(key)}" for key in keys[:3])
             raise ConfigError(
@@ -154,14 +177,30 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keep other processes from working in the folder."""
         with self.lock_file.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(f"another process is using {self.path}") from None
+            self._lock(file)
             try:
                 yield
             finally:
                 fcntl.flock(file, fcntl.LOCK_UN)  # forked processes also hold the open file
+
+    def _lock(self, file: TextIO) -> None:
+        for _ in range(LOCK_ATTEMPTS):
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            time.sleep(0.02)  # it may be is_in_use that holds the lock
+        raise ConfigError(f"another process is using {self.path}")
+
+    def is_in_use(self) -> bool:
+        """Whether a process is working in the folder."""
+        try:
+            with self.lock_file.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            pass
+        return False
 
     def config(self) -> Config:
         """Read the configuration."""

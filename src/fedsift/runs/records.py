@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedsift.errors import ConfigError
 from fedsift.runs.disk import read_metadata, replace_file
+from fedsift.runs.kept import forget_checkpoints
 from fedsift.simulation import Record
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def append_line(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def rewind(folder: RunFolder, round: int) -> list[Record]:
-    """Drop the lines after a checkpoint's round, and return the metrics up to it.
+    """Drop the lines and checkpoints after a checkpoint's round; return the metrics up to it.
 
     Round -1 drops all lines: without a checkpoint, the initial model is evaluated again.
     """
@@ -67,6 +68,7 @@ def rewind(folder: RunFolder, round: int) -> list[Record]:
     for file in (folder.metrics_file, folder.uploads_file):
         if file.exists() or file == folder.metrics_file:
             replace_file(file, b"".join(lines_up_to(file, round)))
+    forget_checkpoints(folder, after=round)
     return [record for record in history if record["round"] <= round]
 
 

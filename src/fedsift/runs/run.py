@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ import fedsift
 from fedsift.data import Dataset, digest_of
 from fedsift.engine.processes.torchrun import Follower, Torchrun, rank, ranks
 from fedsift.errors import Diverged
+from fedsift.federation.memories import Memories, OnDisk
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
 from fedsift.runs.checkpoint import Checkpoint, kernels_on, load_checkpoint, save_checkpoint
@@ -63,6 +65,7 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
             device=config.torch_device(),
             precision=config.precision,
             weights=config.chosen_weights(),
+            privacy=config.privacy,
             client_tests=parts.client_tests,
         ),
     )
@@ -172,7 +175,9 @@ class CheckpointWriter:
         self.config = folder.config()  # read once: the file may be edited later
         self.latest, self.is_on_disk = restored.checkpoint, restored.is_on_disk
         self.due = 0.0
-        self.saved = restored.checkpoint  # a reference keeps its memory slots from being reused
+        # The memories of all checkpoints on disk: a reference keeps their slots from being reused.
+        on_disk = (*self.latest.earlier, self.latest.snapshot.client_memory)
+        self.kept = deque(filter(is_in_file, on_disk), maxlen=self.config.keep_checkpoints)
 
     def update(self, checkpoint: Checkpoint) -> None:
         """Take the checkpoint of a round, and write it if enough time has passed."""
@@ -186,9 +191,15 @@ class CheckpointWriter:
             return
         began = time.monotonic()
         save_checkpoint(self.folder, self.latest, self.federation, self.config)
-        self.is_on_disk, self.saved = True, self.latest
+        self.is_on_disk = True
+        self.kept.extend(filter(is_in_file, [self.latest.snapshot.client_memory]))
         ended = time.monotonic()
         self.due = ended + 19 * (ended - began)
+
+
+def is_in_file(memories: Memories) -> bool:
+    """Whether memories are slots of a file, which may be reused."""
+    return isinstance(memories, OnDisk)
 
 
 def run_summary(config: Config, federation: Federation, history: list[Record]) -> dict[str, Any]:
@@ -211,6 +222,7 @@ def results_of(history: Sequence[Record], parameters: int) -> dict[str, Any]:
         "uplink_bits_paper": last["uplink_bits_paper"],
         "uplink_bytes": last["uplink_bytes"],
         "downlink_bytes": last["downlink_bytes"],
+        **({"epsilon": last["epsilon"]} if "epsilon" in last else {}),
         "rejected": sum(r.get("rejected") or 0 for r in history),
         "seconds": seconds,
         "seconds_per_round": seconds / max(1, len(trained)),

@@ -31,8 +31,11 @@ def initial_snapshot(federation: Federation, path: Path | None = None) -> Snapsh
 def run_rounds(
     federation: Federation, snapshot: Snapshot, rounds: int, seconds: float = 0.0
 ) -> Iterator[tuple[Snapshot, Record]]:
-    """Run the rounds after a snapshot, up to ``rounds``; yield each snapshot with its record."""
-    while snapshot.round < rounds:
+    """Run the rounds after a snapshot, up to ``rounds``; yield each snapshot with its record.
+
+    A private run ends before a round that would exceed its budget.
+    """
+    while snapshot.round < rounds and federation.may_run(snapshot.round + 1):
         began = time.perf_counter()
         try:
             snapshot, report = federation.run_round(snapshot)
@@ -41,12 +44,14 @@ def run_rounds(
         is_due = federation.evaluation.is_due(snapshot.round, rounds)
         measured = evaluate(federation, snapshot) if is_due else {}
         seconds += time.perf_counter() - began
+        measured |= federation.epsilon(snapshot.round)
         yield snapshot, record_of(snapshot, measured, report, seconds)
 
 
 def initial_record(federation: Federation, snapshot: Snapshot) -> Record:
     """Evaluate the initial model, and return the record of round 0, which takes no time."""
-    return record_of(snapshot, evaluate(federation, snapshot), RoundReport(0, 0, 0, None), 0.0)
+    measured = evaluate(federation, snapshot) | federation.epsilon(0)
+    return record_of(snapshot, measured, RoundReport(0, 0, 0, None), 0.0)
 
 
 def evaluate(federation: Federation, snapshot: Snapshot) -> dict[str, Any]:

@@ -21,8 +21,10 @@ from fedsift.engine.gpu.stacked import PRECISIONS
 from fedsift.federation.cohort import check_cohort
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import Federation
+from fedsift.privacy.differential import DifferentialPrivacy, private_roles
 from fedsift.task import Loss, Transform, Weights, check_model, check_task, check_weights
 from fedsift.task.samples import as_data
+from fedsift.task.synthetic import sample_shapes_of
 from fedsift.vector import Layout
 
 
@@ -48,6 +50,7 @@ class Options:
     evaluate: Evaluate | None = None
     evaluate_every: int = 1
     client_tests: Sequence[Any] | str | None = None
+    privacy: DifferentialPrivacy | None = None
 
     def check(self, clients: int) -> None:
         """Check that every option is valid for this number of clients."""
@@ -66,6 +69,10 @@ class Options:
         check_whole("seed", self.seed, at_least=0)
         check_whole("num_workers", self.num_workers, at_least=0)
         check_whole("evaluate_every", self.evaluate_every, at_least=1)
+        if self.privacy and self.weights not in (None, "equal"):
+            raise ValueError(
+                f'differential privacy needs weights="equal", got weights={self.weights!r}'
+            )
         if not isinstance(self.metrics, Mapping | None):
             raise ValueError(f"metrics must be a dict of functions, got {self.metrics!r}")
 
@@ -79,8 +86,7 @@ def prepare(
 ) -> Federation:
     """Check the arguments, move the data to the device, and return a federation ready to run."""
     check_algorithm(algorithm)
-    if not len(clients):
-        raise ValueError("clients is empty: pass the data of at least one client")
+    check_clients(clients)
     options.check(len(clients))
     check_model(model)
     device = chosen_device(options.device)
@@ -99,8 +105,13 @@ def prepare(
         options.num_workers,
         is_frozen=options.buffers == "frozen",
     )
-    layout = layout.with_buffers(task.model, check_task(task))
+    needs_gradient = algorithm.phase(1).points is None
+    layout = layout.with_buffers(task.model, check_task(task, needs_gradient))
+    if algorithm.makes_samples:
+        layout = layout.with_sample_shapes(sample_shapes_of(task))
     algorithm = with_buffers(algorithm, layout, options.buffers)
+    if options.privacy:
+        private_roles(algorithm, options.privacy)
     task = replace(task, layout=algorithm.layout_for(layout))
     evaluation = evaluation_of(options, task)
     evaluation.check(task)
@@ -113,9 +124,26 @@ def prepare(
         min_clients=options.min_clients,
         wire=WIRES[options.wire],
         max_norm_ratio=options.max_norm_ratio,
-        weights=options.weights,
+        weights="equal" if options.privacy else options.weights,
         evaluation=evaluation,
+        privacy=options.privacy,
     )
+
+
+def check_clients(clients: Any) -> None:
+    """Raise ValueError unless clients is a list with at least one element.
+
+    >>> check_clients({"a": 1})
+    Traceback (most recent call last):
+    ...
+    ValueError: clients must be a list with the data of each client, got dict
+    """
+    if not isinstance(clients, Sequence) or isinstance(clients, str):
+        raise ValueError(
+            f"clients must be a list with the data of each client, got {type(clients).__name__}"
+        )
+    if not len(clients):
+        raise ValueError("clients is empty: pass the data of at least one client")
 
 
 def evaluation_of(options: Options, task: Task) -> Evaluation:
@@ -154,7 +182,12 @@ def chosen_device(device: str | torch.device) -> str | torch.device:
     """Return the device to train on; ``auto`` selects CUDA if it is available."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    requested = torch.device(device)
+    try:
+        requested = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"unknown device {device!r}; choose auto, cpu or cuda") from None
+    if requested.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {str(device)!r}, but PyTorch finds no GPU: use 'cpu' or 'auto'")
     if requested.type == "cuda" and requested.index not in (None, torch.cuda.current_device()):
         raise ValueError(
             f"{requested} is not the current GPU: call torch.cuda.set_device({requested.index}), "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,13 +15,16 @@ from torch.nn.parameter import is_lazy
 
 from fedsift.task.samples import (
     Data,
+    Pair,
     Tree,
     call_model,
     device_of,
     first_samples,
+    leaves_of,
     map_tree,
     sample_shapes,
     seeded_random,
+    select_rows,
 )
 from fedsift.task.task import Task, all_finite, has_statistics
 
@@ -32,12 +37,17 @@ def check_model(model: nn.Module) -> None:
     ...
     ValueError: 'weight' of a lazy layer has no shape yet: call the model once on a sample ...
     """
+    if not isinstance(model, nn.Module):
+        hint = ": call it to make one" if callable(model) else ""
+        raise ValueError(f"model must be a torch.nn.Module, got {describe_object(model)}{hint}")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise ValueError(
                 f"{name!r} of a lazy layer has no shape yet: "
                 "call the model once on a sample before training"
             )
+        if tensor.is_meta:
+            raise ValueError(f"{name!r} is on the meta device and has no values: load the model")
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not all_finite(parameter.detach()):
             raise ValueError(f"the initial weights are not finite: {name!r} contains NaN or inf")
@@ -59,12 +69,13 @@ def check_no_statistics(model: nn.Module, command: str) -> None:
             )
 
 
-def check_task(task: Task) -> tuple[str, ...]:
+def check_task(task: Task, needs_gradient: bool = True) -> tuple[str, ...]:
     """Check that the model and the loss can be computed on the data.
 
     Both are tried on two samples of the first client, of each client whose samples have another
-    shape or whose batches have another size, and of the test set. The class labels of all clients
-    are checked. Returns the names of the buffers that training changes.
+    shape or whose batches have another size, of each client with samples that are not finite, and
+    of the test set. The class labels of all clients are checked. Returns the names of the buffers
+    that training changes.
 
     >>> from fedsift.vector import Layout
     >>> x, y = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
@@ -74,16 +85,23 @@ def check_task(task: Task) -> tuple[str, ...]:
     ...
     ValueError: client 0 has the label 2, but the model's output has 2 classes: ...
     """
+    if not callable(task.loss) or isinstance(task.loss, type):
+        raise ValueError(
+            f"loss must be a function (output, y) -> number, got {describe_object(task.loss)}"
+        )
     model, tried, output = task.train_mode(copy.deepcopy(task.model)), set(), None
     before = {name: (x, x._version, x.clone()) for name, x in model.named_buffers()}
     for client, data in enumerate(task.clients):
         name, number = f"client {client}", min(2, task.batch_of(client))
         kind = number, sample_shapes(data) if isinstance(data, tuple) else ()
         if kind not in tried:
-            output = _try_samples(name, task, data, model, number)
+            output, loss = _try_samples(name, task, first_samples(data, number), model)
             tried.add(kind)
+            if needs_gradient and not loss.requires_grad:
+                raise ValueError(NO_GRADIENT)
         if isinstance(data, tuple):
             _check_labels(name, task, data[1], output)
+            _check_finite(name, task, data, model)
     changed = _changed_buffers(model, before)
     if changed and task.is_frozen:
         raise ValueError(
@@ -91,13 +109,28 @@ def check_task(task: Task) -> tuple[str, ...]:
             "layer and cannot be frozen: use buffers='average' or 'local'"
         )
     if task.test is not None:
-        _try_samples("the test set", task, task.test, model.eval())
+        check_test_data("the test set", task, task.test)
     return changed
 
 
-def first_output(owner: str, task: Task, data: Data) -> object:
-    """Return the model's output for two samples of test data; raise ValueError if it fails."""
-    return _try_samples(owner, task, data, copy.deepcopy(task.model).eval())
+NO_GRADIENT = (
+    "the loss has no gradient: compute it from the model's output with differentiable operations "
+    "of PyTorch"
+)
+
+
+def check_test_data(owner: str, task: Task, data: Data) -> object:
+    """Return the model's output for two samples of test data.
+
+    Raises ValueError if the model or the loss fails on them, on the labels, or on samples that are
+    not finite.
+    """
+    model = copy.deepcopy(task.model).eval()
+    output, _ = _try_samples(owner, task, first_samples(data), model)
+    if isinstance(data, tuple):
+        _check_labels(owner, task, data[1], output)
+        _check_finite(owner, task, data, model)
+    return output
 
 
 def statistics_of(model: nn.Module) -> tuple[str, ...]:
@@ -122,25 +155,46 @@ def _changed_buffers(
     return tuple(changed)
 
 
-def _try_samples(owner: str, task: Task, data: Data, model: nn.Module, number: int = 2) -> object:
-    """Return the model's output for some samples. Raise ValueError if it or the loss fails."""
-    x, y = first_samples(data, number)
+def _check_finite(owner: str, task: Task, data: Pair, model: nn.Module) -> None:
+    """Raise ValueError if the loss is not finite on samples that are not finite."""
+    for part, tree in zip("xy", data, strict=True):
+        for leaf in filter(torch.is_floating_point, leaves_of(tree)):
+            if math.isfinite(leaf.sum()) or all_finite(leaf):  # a sum needs no memory
+                continue
+            row = int((~leaf.isfinite()).nonzero()[0, 0])
+            first = max(0, min(row, len(leaf) - 2))
+            rows = torch.arange(first, min(first + 2, len(leaf)))  # two, for batch normalization
+            samples = select_rows(data[0], rows), select_rows(data[1], rows)
+            _, loss = _try_samples(owner, task, samples, model)
+            if not all_finite(loss.detach()):
+                raise ValueError(
+                    f"{owner} has NaN or infinity in {part}, first in sample {row}, and the loss "
+                    f"there is {float(loss.detach())}: remove or replace such samples"
+                )
+
+
+def _try_samples(owner: str, task: Task, samples: Pair, model: nn.Module) -> tuple[object, Tensor]:
+    """Return the model's output and loss for samples. Raise ValueError if they fail."""
+    x, y = samples
     device = device_of((x, y))
     with seeded_random(0, device):
-        if model.training and task.transform is not None:
-            transform = task.transform
-            x = one_line_errors(lambda: transform(x), f"the transform fails on {owner}")
-        samples = describe_samples(x) + _hint_about_samples(task, x)
+        if model.training:
+            x = one_line_errors(lambda: task.transformed(x), f"the transform fails on {owner}")
+        described = describe_samples(x) + _hint_about_samples(task, x)
         output = one_line_errors(
-            lambda: call_model(model, x), f"the model fails on {owner}, {samples}"
+            lambda: call_model(model, x), f"the model fails on {owner}, {described}"
         )
-        _check_labels(owner, task, data[1] if isinstance(data, tuple) else y, output)
-        labels = describe_labels(y) + _hint_about_labels(task, y)
-        loss = one_line_errors(lambda: task.loss(output, y), f"the loss fails on {owner}, {labels}")
+        _check_labels(owner, task, y, output)
+        labels = describe_labels(y) + _hint_about_labels(task, y) + _hint_about_output(output)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", BROADCAST)
+            loss = one_line_errors(
+                lambda: task.loss(output, y), f"the loss fails on {owner}, {labels}"
+            )
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f"the loss must return a tensor with a single number, got {got}")
-    return output
+    return output, loss
 
 
 def _hint_about_samples(task: Task, x: Tree) -> str:
@@ -162,6 +216,33 @@ def _hint_about_labels(task: Task, y: Tree) -> str:
     if y.is_floating_point() or y.dtype == torch.int64:
         return ""
     return " (cross-entropy needs class labels of torch.int64: convert them with y.long())"
+
+
+BROADCAST = "Using a target size"
+"""The start of PyTorch's warning that a loss compares each output with each label."""
+
+
+def _hint_about_output(output: object) -> str:
+    """Return how a loss gets the predictions of a model that returns no tensor, or nothing."""
+    if isinstance(output, Tensor):
+        return ""
+    field = "output.logits" if hasattr(output, "logits") else "a part of it"
+    return f" (the model returns {describe_object(output)}: pass a loss that takes {field})"
+
+
+def describe_object(x: object) -> str:
+    """Return what an object is, for an error.
+
+    >>> describe_object(nn.Linear), describe_object(len), describe_object("mse")
+    ("the class 'Linear'", "the function 'len'", "'mse'")
+    """
+    if isinstance(x, type):
+        return f"the class {x.__name__!r}"
+    if callable(x) and hasattr(x, "__name__"):
+        return f"the function {x.__name__!r}"
+    return (
+        repr(x) if isinstance(x, str | int | float | None) else f"an object of {type(x).__name__}"
+    )
 
 
 def _check_labels(owner: str, task: Task, labels: Tree, output: object) -> None:

@@ -23,7 +23,9 @@ Tree = Any
 """A tensor, or nested dicts, tuples and lists of tensors."""
 Pair = tuple[Tree, Tree]
 TensorPair = tuple[Tensor, Tensor]
-SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
+SMALL_INTEGERS = (
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32
+)  # fmt: skip
 
 
 def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
@@ -241,7 +243,7 @@ def as_tensor(name: str, leaf: Any) -> Tensor:
         with warnings.catch_warnings():  # data is never written, so read-only memory is fine
             warnings.simplefilter("ignore", UserWarning)
             return torch.from_numpy(leaf if min(leaf.strides, default=0) >= 0 else leaf.copy())
-    except TypeError as problem:
+    except (TypeError, ValueError) as problem:
         raise ValueError(f"{name} has an array of type {leaf.dtype}: {problem}") from None
 
 
