@@ -157,7 +157,8 @@ def test_a_client_that_was_away_has_the_mask_from_broadcasts_or_with_the_state()
     replayed, late = start, None
     broadcasts = [(s.round, f) for s, client, f in frames if client is None and s.round]
     for round, frame in broadcasts:
-        context, parts = Context.of(fed.task, round), decode(frame, fed.task.layout).parts
+        context = Context.of(fed.task, round, replayed)
+        parts = decode(frame, fed.task.layout).parts
         replayed, _ = apply_broadcast(fed.algorithm, context, replayed, parts)
         if late is not None:
             late, _ = apply_broadcast(fed.algorithm, context, late, parts)

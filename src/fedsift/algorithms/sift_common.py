@@ -81,12 +81,12 @@ Ahead = Annotated[
 
 @method("sift-common", label="sift, common mask", color="#16202a", dashed=True)
 def sift_common(
-    density: Density = 0.02,
+    density: Density = 0.03,
     shares: Shares = 20,
     ahead: Ahead = 0.7,
     decay: ResidualDecay = 0.95,
-    bits: Bits = 4,
-    momentum: Momentum = 0.5,
+    bits: Bits = 3,
+    momentum: Momentum = 0.65,
     clip: Clip = 4.0,
     warmup_rounds: WarmupRounds = 40,
     average: Average = 0.05,
@@ -101,7 +101,7 @@ def sift_common(
     Uplink per client and round: (k + k/5) bits for values, and k/shares log₂ d for nominations.
 
     >>> sift_common(density=0.5, shares=16).phase(1).paper_bits(1024)
-    2780.0
+    2165.0
     """
 
     def sizes(d: int) -> Sizes:
@@ -122,18 +122,16 @@ def sift_common(
         return (Part(None, {"p": values}), named), {"residual": residual}
 
     def broadcast(context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
-        size = sizes(context.d)
-        grid = Grid.of(memory["grid"], size, context.round)
+        size, state = sizes(context.d), context.state
+        grid = Grid.of(state.c[None], size, context.round)
         kept, kept_v = memory["residual"], memory["residual_v"]
         total = mean.p[None] + grid.in_units(kept, kept_v.gather(-1, grid.of_v))
         values = CodedValues.of(total, coder_of("w", bits, total.dtype))
         sent = values.restore()
         unsent = mean.p[None] - sent
-        velocity, step = nesterov(memory["velocity"], grid.dense_w(sent), momentum)
+        velocity, step = nesterov(state.m[None], grid.dense_w(sent), momentum)
         mask = next_grid(mean.c[None], velocity, size)
         return (Part(None, {"p": values}), mask), {
-            "grid": dense_grid(mask, context.d),
-            "velocity": velocity,
             "residual": kept + grid.dense_w(unsent),
             "residual_v": kept_v + grid.dense_v(unsent),
             "lag": average_lag(context.round, average, memory["lag"], step),
@@ -164,7 +162,7 @@ def sift_common(
     return Algorithm(
         lambda round: phase_with(gradient_bound(round, clip or math.inf, warmup_rounds)),
         client_memory=("residual",),
-        server_memory=("grid", "velocity", "residual", "residual_v", "lag"),
+        server_memory=("residual", "residual_v", "lag"),
         model=model,
         state=("w", "m", "v", "c"),
         lengths={"p": lambda layout: sizes(layout.d).numbers},
@@ -274,13 +272,6 @@ def next_grid(votes: Tensor, velocity: Tensor, size: Sizes) -> Part:
 def in_one_unit(x: Tensor) -> CodedValues:
     """Return equal values as one scale: their codes are all 1, and take no bytes."""
     return CodedValues.of(x, Linear(2, block=None, float64_scales=x.dtype.itemsize > 4))
-
-
-def dense_grid(mask: Part, d: int) -> Tensor:
-    """Return the grid G ``(1, d)`` that the receivers of a mask have."""
-    assert mask.indices is not None
-    units = mask.values["c"].restore()
-    return units.new_zeros(len(units), d).scatter(-1, mask.indices, units)
 
 
 def nesterov(velocity: Tensor, step: Tensor, momentum: float) -> tuple[Tensor, Tensor]:
