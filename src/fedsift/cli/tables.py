@@ -84,7 +84,7 @@ def comparison_table(rows: Iterable[Row], title: str, config: RunConfig, paramet
         style = "bold green" if row.ratio == 1 else None
         table.add_row(*comparison_cells(row, config, parameters), style=style)
     table.caption = (
-        "MB: uplink per client to the target; vs dense: times less than dense\n"
+        "MB: uplink per client to the target; vs dense: times fewer than dense\n"
         "FedAdam would send in the same rounds; Mibit: by the paper's formula"
     )
     return table
