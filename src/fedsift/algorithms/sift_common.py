@@ -56,7 +56,7 @@ from fedsift.algorithms.sift import (
 from fedsift.codec.update import CodedValues, Part, Parts
 from fedsift.codec.values import Integer, Linear
 from fedsift.selection.masks import num_kept, positions, top_k
-from fedsift.vector import State
+from fedsift.vector import Layout, State
 
 V_ROUNDS = 5
 """Rounds in which V is sent once for every coordinate of a mask that stays the same."""
@@ -81,12 +81,12 @@ Ahead = Annotated[
 
 @method("sift-common", label="sift, common mask", color="#16202a", dashed=True)
 def sift_common(
-    density: Density = 0.02,
+    density: Density = 0.03,
     shares: Shares = 20,
     ahead: Ahead = 0.7,
     decay: ResidualDecay = 0.95,
-    bits: Bits = 4,
-    momentum: Momentum = 0.5,
+    bits: Bits = 3,
+    momentum: Momentum = 0.65,
     clip: Clip = 4.0,
     warmup_rounds: WarmupRounds = 40,
     average: Average = 0.05,
@@ -101,11 +101,11 @@ def sift_common(
     Uplink per client and round: (k + k/5) bits for values, and k/shares log₂ d for nominations.
 
     >>> sift_common(density=0.5, shares=16).phase(1).paper_bits(1024)
-    2780.0
+    2165.0
     """
 
     def sizes(d: int) -> Sizes:
-        return Sizes.of(d, num_kept(density, d), shares)
+        return Sizes.of(d, density, shares)
 
     def local_start(state: State, memory: Memory) -> State:
         w = state.w + ahead * decay * memory["residual"]
@@ -122,18 +122,16 @@ def sift_common(
         return (Part(None, {"p": values}), named), {"residual": residual}
 
     def broadcast(context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
-        size = sizes(context.d)
-        grid = Grid.of(memory["grid"], size, context.round)
+        size, state = sizes(context.d), context.state
+        grid = Grid.of(state.c[None], size, context.round)
         kept, kept_v = memory["residual"], memory["residual_v"]
         total = mean.p[None] + grid.in_units(kept, kept_v.gather(-1, grid.of_v))
         values = CodedValues.of(total, coder_of("w", bits, total.dtype))
         sent = values.restore()
         unsent = mean.p[None] - sent
-        velocity, step = nesterov(memory["velocity"], grid.dense_w(sent), momentum)
+        velocity, step = nesterov(state.m[None], grid.dense_w(sent), momentum)
         mask = next_grid(mean.c[None], velocity, size)
         return (Part(None, {"p": values}), mask), {
-            "grid": dense_grid(mask, context.d),
-            "velocity": velocity,
             "residual": kept + grid.dense_w(unsent),
             "residual_v": kept_v + grid.dense_v(unsent),
             "lag": average_lag(context.round, average, memory["lag"], step),
@@ -164,10 +162,10 @@ def sift_common(
     return Algorithm(
         lambda round: phase_with(gradient_bound(round, clip or math.inf, warmup_rounds)),
         client_memory=("residual",),
-        server_memory=("grid", "velocity", "residual", "residual_v", "lag"),
+        server_memory=("residual", "residual_v", "lag"),
         model=model,
         state=("w", "m", "v", "c"),
-        lengths={"p": lambda layout: sizes(layout.d).numbers},
+        lengths={"p": MessageLength(density, shares)},
     )
 
 
@@ -182,19 +180,31 @@ class Sizes:
     shares: int
 
     @classmethod
-    def of(cls, d: int, k: int, shares: int) -> Sizes:
-        """Return the sizes for a model with d parameters and a mask of k.
+    def of(cls, d: int, density: float, shares: int) -> Sizes:
+        """Return the sizes for a model with d parameters.
 
-        >>> Sizes.of(d=21_840, k=437, shares=20)
+        >>> Sizes.of(d=21_840, density=0.02, shares=20)
         Sizes(d=21840, k=437, named=22, with_v=88, shares=20)
         """
-        shares = min(shares, d)
+        k, shares = num_kept(density, d), min(shares, d)
         return cls(d, k, min(-(-k // shares), d // shares), -(-k // V_ROUNDS), shares)
 
     @property
     def numbers(self) -> int:
         """The length of the message: W on the mask, then V on a part of it."""
         return self.k + self.with_v
+
+
+@dataclass(frozen=True)
+class MessageLength:
+    """The length of the message for a model's layout. Equal settings make equal lengths."""
+
+    density: float
+    shares: int
+
+    def __call__(self, layout: Layout) -> int:
+        """Return the length."""
+        return Sizes.of(layout.d, self.density, self.shares).numbers
 
 
 @dataclass(frozen=True)
@@ -274,13 +284,6 @@ def next_grid(votes: Tensor, velocity: Tensor, size: Sizes) -> Part:
 def in_one_unit(x: Tensor) -> CodedValues:
     """Return equal values as one scale: their codes are all 1, and take no bytes."""
     return CodedValues.of(x, Linear(2, block=None, float64_scales=x.dtype.itemsize > 4))
-
-
-def dense_grid(mask: Part, d: int) -> Tensor:
-    """Return the grid G ``(1, d)`` that the receivers of a mask have."""
-    assert mask.indices is not None
-    units = mask.values["c"].restore()
-    return units.new_zeros(len(units), d).scatter(-1, mask.indices, units)
 
 
 def nesterov(velocity: Tensor, step: Tensor, momentum: float) -> tuple[Tensor, Tensor]:
