@@ -81,6 +81,7 @@ def server() -> ServerApp:
             min_clients=config.min_clients,
             max_norm_ratio=config.max_norm_ratio,
             buffers=config.buffers,
+            secure=config.secure_settings,
             keep_checkpoints=config.keep_checkpoints,
             seed=config.seed,
             metrics_port=int(context.run_config.get(METRICS_PORT, 0)) or None,
@@ -100,8 +101,7 @@ def client() -> ClientApp:
 
     app = ClientApp()
 
-    @app.train()
-    def train(message: Any, context: Context) -> Any:
+    def handle(message: Any, context: Context) -> Any:
         from fedsift.data import load, partition_indices
         from fedsift.models import build
 
@@ -122,7 +122,10 @@ def client() -> ClientApp:
             config.make_algorithm(),
             loss=dataset.loss,
             buffers=config.buffers,
+            secure=config.secure_settings,
         )
         return inner_app(message, context)
 
+    app.train()(handle)
+    app.query()(handle)
     return app
