@@ -37,7 +37,9 @@ CASES = {
         "average": 0.3,
     },
 }
-TESTED_ELSEWHERE = {"decomfl", "e3sfc", "fedavg", "fedopt", "fedprox", "scaffold", "sparseloco"}
+TESTED_ELSEWHERE = {
+    "decomfl", "e3sfc", "fedavg", "fedopt", "fedprox", "scaffold", "sift-common", "sparseloco",
+}  # fmt: skip
 """Methods without gradients or with their own random numbers: see tests/algorithms. Those of
 test_field_methods.py are tested there with partial participation."""
 

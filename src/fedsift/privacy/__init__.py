@@ -1,5 +1,6 @@
 """Privacy: secure aggregation, and client-level differential privacy."""
 
 from fedsift.privacy.differential import DifferentialPrivacy
+from fedsift.privacy.secure.settings import SecureSettings
 
-__all__ = ["DifferentialPrivacy"]
+__all__ = ["DifferentialPrivacy", "SecureSettings"]
