@@ -19,8 +19,8 @@ FIGURES = (by_traffic, by_rounds, by_client, bytes_by_part, overlap, magnitudes,
 
 
 TWO_FEDADAMS = (
-    "fedadam runs Adam on the clients, as in the paper of FedAdam-SSM. What Flower calls FedAdam is "
-    "fedopt, which runs Adam on the server."
+    "fedadam runs Adam on the clients, as in the paper of FedAdam-SSM. "
+    "What Flower calls FedAdam is fedopt, which runs Adam on the server."
 )
 
 
