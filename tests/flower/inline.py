@@ -6,7 +6,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedsift.flower.protocol import TrainRequest
+from fedsift.flower.protocol import RECORD, TrainRequest
 
 
 @dataclass
@@ -16,6 +16,7 @@ class InlineNode:
     partitions: int
     is_online: bool = True
     kinds: list = field(default_factory=list)
+    requests: list = field(default_factory=list)
 
 
 class InlineGrid(Grid):
@@ -42,7 +43,9 @@ class InlineGrid(Grid):
         return name
 
     def answer(self, node, node_id, message):
-        node.kinds.append(TrainRequest.from_records(message.content).kind)
+        if RECORD in message.content.config_records:
+            node.kinds.append(TrainRequest.from_records(message.content).kind)
+        node.requests.append(message)
         config = {"partition-id": node.partition, "num-partitions": node.partitions}
         config = {} if node.partition is None else config
         context = Context(1, node_id, config, RecordDict(), self.run_config)
@@ -55,7 +58,7 @@ class InlineGrid(Grid):
         return [self.replies.pop(id) for id in ids if id in self.replies]
 
     def send_and_receive(self, messages, *, timeout=None):
-        raise NotImplementedError
+        return self.pull_messages(self.push_messages(messages))
 
     def create_message(self, *args, **kwargs):
         raise NotImplementedError

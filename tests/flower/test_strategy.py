@@ -23,10 +23,9 @@ from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.header import read_header
 from fedsift.codec.update import CodedValues, Update, dense
 from fedsift.errors import ConfigError, TooFewClients
-from fedsift.flower import FedSift, arrays_of, client_app, exchange
-from fedsift.flower import client as flower_client
+from fedsift.flower import FedSift, arrays_of, client_app, client_round, exchange
 from fedsift.flower.arrays import vector_from_arrays
-from fedsift.flower.client import deadline
+from fedsift.flower.client_round import deadline
 from fedsift.flower.deployment import METADATA_BYTES
 from fedsift.flower.protocol import MalformedReply, TrainReply, array_of_frame
 from fedsift.flower.pull import RECORD_BYTES, check_sizes
@@ -812,13 +811,13 @@ def test_a_client_that_computes_other_bits_receives_the_whole_state(place, monke
     """As on another kind of processor, where the gradient of a sample can differ."""
     algorithm = algorithms.e3sfc(sample_steps=1, local_steps=1)
     strategy, grid = place.strategy(algorithm), place.grid(algorithm)
-    computed = flower_client.apply_broadcast
+    computed = client_round.apply_broadcast
 
     def other_bits(algorithm, context, state, parts):
         after, clamped = computed(algorithm, context, state, parts)
         return after.replace(w=after.w * (1 + 2**-23)), clamped
 
-    monkeypatch.setattr(flower_client, "apply_broadcast", other_bits)
+    monkeypatch.setattr(client_round, "apply_broadcast", other_bits)
     start(strategy, grid, 3)
     assert [record["clients"] for record in place.history()] == [5, 5, 5]
     assert {tuple(node.kinds) for node in grid.nodes.values()} == {

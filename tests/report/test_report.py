@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import shutil
 import statistics
 import sys
@@ -10,45 +9,16 @@ from html.parser import HTMLParser
 
 import pytest
 
-from chromium import chromium, find_chromium
 from fedsift.cli import main
 from fedsift.errors import ConfigError
 from fedsift.report.charts import FigureBlock, View
-from fedsift.report.collect import Spread, arrange, find_runs, likely_target, read_run
-from fedsift.report.html import FIGURES, write_report
-from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, run_summary, train_rounds
+from fedsift.report.collect import find_runs, read_run
+from fedsift.report.comparisons import arrange, likely_target
+from fedsift.report.groups import Spread
+from fedsift.report.html import write_report
+from fedsift.report.sections import FIGURES
 from fedsift.runs.compare import reached
-
-METHODS = ("fedadam-ssm", "fedadam-top", "fedadam", "efficient-adam")
-SEEDS = (0, 1)
-ROUNDS = 5
-
-
-def trained(path, **values):
-    """The folder of a small finished run."""
-    config = RunConfig.from_values({"clients": 4, "rounds": ROUNDS, **values})
-    folder, federation = RunFolder.create(path, config), federation_of(config)
-    history = list(train_rounds(folder, federation, restore_run(folder, federation), config.rounds))
-    folder.write_summary(run_summary(config, federation, history))
-    return path
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Four methods with two seeds each."""
-    folder = tmp_path_factory.mktemp("runs")
-    for method in METHODS:
-        steps = {} if method == "efficient-adam" else {"local_steps": 4}
-        for seed in SEEDS:
-            trained(folder / f"{method}-{seed}", algorithm=method, seed=seed, **steps)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def page(runs):
-    """Their report."""
-    assert main(["report", str(runs), "-o", str(runs / "report.html")]) == 0
-    return runs / "report.html"
+from small_runs import METHODS, ROUNDS, SEEDS, data_in, trained
 
 
 def shown(runs, *names):
@@ -77,11 +47,6 @@ class Tables(HTMLParser):
         if tag in ("td", "th"):
             self.rows[-1].append(" ".join(self.cell.split()))
             self.cell = None
-
-
-def data_in(page):
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
-    return json.loads(found[1])
 
 
 # What it reads.
@@ -175,7 +140,11 @@ def test_figures_without_data_are_left_out(runs, tmp_path):
         (comparison,) = arrange([read_run(path)])
         return [block.title for make in FIGURES if (block := make(comparison)).views]
 
-    assert titles(bare) == ["Accuracy against traffic", "Progress by round"]
+    assert titles(bare) == [
+        "Accuracy against traffic",
+        "Progress by round",
+        "How does accuracy differ between clients?",
+    ]
     assert len(titles(runs / "fedadam-ssm-0")) == len(FIGURES)
     assert main(["report", str(bare), "-o", str(tmp_path / "report.html")]) == 0
 
@@ -242,6 +211,9 @@ def damaged_line(folder, name, number, change):
         ("metrics.jsonl", lambda x: x.update(uplink_bytes="1"), "metrics.jsonl"),
         ("metrics.jsonl", lambda x: x.update(accuracy=-0.5), "accuracy"),
         ("metrics.jsonl", lambda x: x.update(train_loss="low"), "train_loss"),
+        ("metrics.jsonl", lambda x: x.update(f1=10**400), "f1"),
+        ("metrics.jsonl", lambda x: x.update(client_accuracy=[0.5, None]), "client_accuracy"),
+        ("metrics.jsonl", lambda x: x.pop("client_accuracy"), "client_accuracy"),
         ("uploads.jsonl", lambda x: x["bytes"].update(w="many"), "bytes"),
         ("uploads.jsonl", lambda x: x["masks"].update(x={}), "masks"),
         ("uploads.jsonl", lambda x: x["masks"]["wmv"].pop("kept"), "masks"),
@@ -316,9 +288,8 @@ def test_the_table_compares_with_dense_fedadam(runs, page):
 def test_the_bars_add_up_to_the_uplink_per_client(runs, page):
     data = data_in(page)["blocks"]
     (bars,) = [
-        views[0]["charts"][0]["data"] for views in data.values()
-        if views[0]["charts"][0]["data"][0]["type"] == "bar"
-    ]  # fmt: skip
+        views[0]["charts"][0]["data"] for views in data.values() if views[0]["file"] == "bytes"
+    ]
     for method in METHODS:
         drawn = sum(trace["x"][trace["y"].index(method)] for trace in bars)
         sent = [read_run(runs / f"{method}-{seed}").summary["uplink_bytes"] for seed in SEEDS]
@@ -347,8 +318,10 @@ def test_names_are_escaped(runs, tmp_path):
 
 
 def test_views_with_long_names_become_a_drop_down_list():
-    assert not FigureBlock("", "", [View("seed 0", []), View("seed 1", [])]).names_are_long
-    assert FigureBlock("", "", [View("a rather long name", [])] * 3).names_are_long
+    (few,) = FigureBlock("", "", [View("seed 0", []), View("seed 1", [])]).choices
+    (many,) = FigureBlock("", "", [View(f"a rather long name {n}", []) for n in range(3)]).choices
+    assert not few.is_list
+    assert many.is_list
 
 
 def test_a_machine_that_cannot_draw_still_trains(tmp_path, monkeypatch, capsys):
@@ -366,14 +339,6 @@ def test_a_machine_that_cannot_draw_still_trains(tmp_path, monkeypatch, capsys):
 
 
 # In a browser.
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if not find_chromium():
-        pytest.skip("there is no Chromium here; on Debian: apt install chromium")
-    with chromium() as page:
-        yield page
 
 
 LOOKS = {

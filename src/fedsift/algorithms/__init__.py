@@ -63,6 +63,7 @@ from fedsift.algorithms.settings import (
     Setting,
 )
 from fedsift.algorithms.sift import sift
+from fedsift.algorithms.sift_common import sift_common
 from fedsift.algorithms.sparse_fedsgd import sparse_fedsgd
 from fedsift.algorithms.sparseloco import sparseloco
 from fedsift.algorithms.step_context import StepContext
@@ -128,6 +129,7 @@ __all__ = [
     "scaffold",
     "settings_of",
     "sift",
+    "sift_common",
     "sparse",
     "sparse_fedsgd",
     "sparseloco",

@@ -15,7 +15,7 @@ from fedsift.cli.training import run_with_progress
 from fedsift.engine.processes.torchrun import process_group, rank
 from fedsift.errors import ConfigError, Diverged
 from fedsift.report.collect import read_run
-from fedsift.report.figures import accuracy_figure
+from fedsift.report.files import comparison_figure
 from fedsift.report.html import write_report
 from fedsift.runs.compare import configs_of, csv_of, names_of, table_of
 from fedsift.runs.config import RunConfig
@@ -102,6 +102,6 @@ def compare_runs(path: Path, runs: Sequence[Run], target: float, parameters: int
     out.print(comparison_table(rows, title, config, parameters))
     print_path("table", path / "compare.csv")
     with written_or_explained("figure", path / "compare.png", path) as figure:
-        accuracy_figure(histories, figure, title, target)
+        comparison_figure(shown, figure, title, target)
     with written_or_explained("report", path / "report.html", path) as report:
         write_report(shown, report, title, target)

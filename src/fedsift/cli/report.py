@@ -17,6 +17,14 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", parser=path, help="HTML file to write.")] = (
         Path("report.html")
     ),
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            "--export",
+            parser=path,
+            help="Folder for every figure as PNG and SVG, and every table as CSV and LaTeX.",
+        ),
+    ] = None,
 ) -> None:
     """Plot runs together in one self-contained HTML file.
 
@@ -28,7 +36,9 @@ def report(
 
     * `fedsift report runs/seed-0 runs/seed-1 runs/seed-2 -o seeds.html`
 
+    * `fedsift report runs/seeds --export figures`
+
     """
     from fedsift.cli.reports import report_on_folders
 
-    report_on_folders(folders, out)
+    report_on_folders(folders, out, export)

@@ -10,16 +10,17 @@ from pathlib import Path
 
 from fedsift.cli.exit_codes import user_input
 from fedsift.cli.terminal import err, print_path
-from fedsift.report.collect import find_runs
+from fedsift.errors import ConfigError
+from fedsift.report.collect import ReportedRun, find_runs
 from fedsift.report.html import report_on
 from fedsift.report.tables import number_of
 
 
-def report_on_folders(folders: Sequence[Path], path: Path) -> None:
-    """Write the report of finished or unfinished runs."""
+def report_on_folders(folders: Sequence[Path], path: Path, export_to: Path | None = None) -> None:
+    """Write the report of finished or unfinished runs, and its figures and tables as files."""
     with user_input():
         path.parent.mkdir(parents=True, exist_ok=True)
-        runs = report_on(folders, path)
+        runs = written_where_possible(folders, path, export_to)
         included = {run.folder for run in runs}
         for folder in map(str, find_runs(folders)):
             if folder not in included:
@@ -27,6 +28,21 @@ def report_on_folders(folders: Sequence[Path], path: Path) -> None:
                 print(f"{folder} is left out: {reason}", file=sys.stderr)
     err.print(number_of(len(runs), "run"), highlight=False)
     print_path("report", path)
+    if export_to is not None:
+        print_path("figures and tables", export_to)
+
+
+def written_where_possible(
+    folders: Sequence[Path], path: Path, export_to: Path | None
+) -> list[ReportedRun]:
+    """Write a report; say in one line which package it lacks."""
+    try:
+        return report_on(folders, path, export_to=export_to)
+    except ModuleNotFoundError as missing:
+        raise ConfigError(
+            f"a report needs {missing.name}, which is not installed here: install it, or report on "
+            "a copy of the run folder on another machine"
+        ) from None
 
 
 @contextmanager

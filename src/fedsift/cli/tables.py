@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fedsift.cli.terminal import plain_table
 from fedsift.progress import file_size, percent, times_fewer
-from fedsift.report.collect import decimals
+from fedsift.report.groups import decimals
 from fedsift.report.tables import number_of
 from fedsift.runs.compare import Row, dense_fedadam_bytes, mibit
 from fedsift.runs.config import RunConfig

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedsift.algorithms.method import Context, LocalUpdate, Memory, checked_message
+from fedsift.algorithms.method import Context, LocalUpdate, Memory, Phase, checked_message
 from fedsift.algorithms.step_context import StepContext
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.update import Update
@@ -48,17 +48,24 @@ def train_client(task: Task, job: Job, client: int, steps: LocalTraining) -> Cli
     """Run one client's round: local start, local steps, send."""
     phase, memory = job.phase, job.memory[client]
     start = phase.local_start(job.state.map(lambda x: x[None]), memory)
-    end, memory, loss = steps(task, replace(job, memory={client: memory}), client, start)
-    if not all_finite(*end):
-        raise diverged_client(client)
+    trained = steps(task, replace(job, memory={client: memory}), client, start)
     context = Context.of(task, job.round, job.state, (client,))
+    return client_result(job.phase, context, start, trained, task.weight(client, job.weights))
+
+
+def client_result(
+    phase: Phase, context: Context, start: State, trained: Trained, weight: float
+) -> ClientResult:
+    """Return what a client sends after its local training."""
+    (client,) = context.clients
+    if not all_finite(*trained.end):
+        raise diverged_client(client)
     try:
-        sent = phase.send(context, LocalUpdate(start, end), memory)
-        parts, new_memory = checked_message(sent, memory, "send")
+        sent = phase.send(context, LocalUpdate(start, trained.end), trained.memory)
+        parts, new_memory = checked_message(sent, trained.memory, "send")
     except NotFiniteError:
         raise Diverged(f"the update of client {client} contains NaN or infinity") from None
-    update = Update(parts, (task.weight(client, job.weights),))
-    return ClientResult(client, update, new_memory, loss)
+    return ClientResult(client, Update(parts, (weight,)), new_memory, trained.loss)
 
 
 def step_context(task: Task, round: int, start: State, memory: Memory) -> StepContext:

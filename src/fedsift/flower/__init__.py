@@ -1,14 +1,19 @@
 """Federations on Flower: the same rounds as in a simulation, over a network.
 
-Users need three names: the strategy :class:`FedSift` for the ServerApp, :func:`client_app`, which
-makes the ClientApp, and :func:`arrays_of`, which turns a model into the strategy's initial arrays.
+The strategy :class:`FedSift` is for the ServerApp. An app with train and evaluate functions of its
+own needs the mod :func:`sifted` in its ClientApp, and :func:`optimizer_for` if the method averages
+Adam's moments. :func:`client_app` makes a ClientApp from a model and data. :func:`arrays_of` turns
+a model into the strategy's initial arrays.
 
 ============= ==================================================================================
-Server        strategy.py: settings and Flower's Strategy interface; run.py: a run in progress;
+Server        strategy.py: settings and Flower's Strategy interface; sampling.py: the settings that
+              FedAvg also has; run.py: a run in progress; evaluation.py: evaluation by clients;
               engine.py: replies as results of the round; deployment.py: checks of remote uploads,
               and traffic; requests.py: the requests of a round; exchange.py: messages out,
               replies in; pull.py: downloads of bounded size
-Client        client.py: training on request; store.py: the client's file on disk
+Client        client_round.py: a request on a client; client.py: training with the method's steps;
+              mod.py and own_training.py: training with the app's own code; store.py: the client's
+              file on disk
 Both          protocol.py: requests and replies as Flower messages; arrays.py: models as vectors
 Local demo    demo.py: ``fedsift run`` as a Flower app; local.py: all processes of a federation on
               one machine; keys.py: their certificates and keys
@@ -26,12 +31,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedsift.flower.arrays import arrays_of
     from fedsift.flower.client import client_app
+    from fedsift.flower.mod import sifted
+    from fedsift.flower.own_training import optimizer_for
     from fedsift.flower.strategy import FedSift
 
-__all__ = ["FedSift", "arrays_of", "client_app"]
+__all__ = ["FedSift", "arrays_of", "client_app", "optimizer_for", "sifted"]
 
 
-MODULES = {"FedSift": "strategy", "arrays_of": "arrays", "client_app": "client"}
+MODULES = {
+    "FedSift": "strategy",
+    "arrays_of": "arrays",
+    "client_app": "client",
+    "optimizer_for": "own_training",
+    "sifted": "mod",
+}
 """The module that defines each name."""
 
 

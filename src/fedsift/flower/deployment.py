@@ -16,6 +16,7 @@ from fedsift.engine.contract import Job
 from fedsift.federation.inbox import Inbox
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot, Traffic
+from fedsift.flower.protocol import NUM_EXAMPLES
 
 METADATA_BYTES = 1 << 20
 """Upper bound for everything in a reply except its frame: Flower's records, and a reason."""
@@ -43,9 +44,13 @@ class BroadcastWire:
 
 @dataclass(frozen=True)
 class Deployment(Federation):
-    """A federation of remote clients, which keep their own memories."""
+    """A federation of remote clients, which keep their own memories.
+
+    ``weight_key`` names the metric that holds a client's number of samples.
+    """
 
     wire: BroadcastWire = field(default_factory=BroadcastWire)
+    weight_key: str = NUM_EXAMPLES
 
     def initial_snapshot_from(self, w: Tensor) -> Snapshot:
         """Return the snapshot before round 1. Its traffic is zero, as nothing was sent yet."""

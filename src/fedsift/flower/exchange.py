@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import Message
@@ -44,7 +44,7 @@ class Exchange:
     Each node states its own client number, and a hostile node may state any. ``recipients`` maps
     the id of each message to the node that it was sent to. ``unanswered`` holds the ids of messages
     without a reply, and ``pending`` the clients without a result. ``problems`` gives, by node, why
-    its reply does not count.
+    its reply does not count. ``metrics`` holds, by client, the numbers that came with its update.
     """
 
     grid: Grid
@@ -53,6 +53,7 @@ class Exchange:
     recipients: dict[str, int] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
     problems: dict[int, str] = field(default_factory=dict)
+    metrics: dict[int, Mapping[str, float]] = field(default_factory=dict)
     pending: set[int] = field(init=False)
     no_reply_reason: str = field(init=False)
     pull: Pull = field(init=False)
@@ -121,6 +122,16 @@ class Exchange:
         Replies to messages that were not sent are dropped. A node without the last state is sent
         the whole state.
         """
+        reply = self.reply_in(message)
+        if reply is None or reply.client not in self.pending:
+            return None
+        self.pending.remove(reply.client)
+        if reply.outcome == "update":
+            self.metrics[reply.client] = reply.metrics
+        return result_of(reply)
+
+    def reply_in(self, message: Message) -> TrainReply | None:
+        """Return the reply in a message, unless it is malformed or asks for the whole state."""
         node = self.recipients.get(message.metadata.reply_to_message_id)
         if node is None:
             return None
@@ -130,16 +141,14 @@ class Exchange:
         except MalformedReply as problem:
             self.problems[node] = str(problem)
             return None
+        status.evaluates = reply.evaluates
         if reply.outcome == "behind":
             status.state = b""
             self.send([self.requests.message_to(node)])
             return None
-        if reply.outcome in ("update", "absent"):
+        if reply.outcome != "failed":
             status.state = self.requests.state
-        if reply.client not in self.pending:
-            return None
-        self.pending.remove(reply.client)
-        return result_of(reply)
+        return reply
 
     def identify(self, node: int, reply: TrainReply) -> NodeStatus:
         """Check and record which client a node is.

@@ -6,21 +6,30 @@ Flower neither copies nor converts it. Everything else is a small ``ConfigRecord
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedsift.codec.frame import CHECKSUM_BYTES
+from fedsift.flower.arrays import layout_from_record, record_of_layout
 from fedsift.task import Weights
+from fedsift.vector import Layout
 
 RECORD = "fedsift"
 STYPE = "fedsift/v1"
 MAX_REASON_LENGTH = 200
 """A client's reason is truncated to this many characters."""
+MAX_METRICS = 100
+"""Upper bound for the number of metrics in a reply."""
+NUM_EXAMPLES = "num-examples"
+"""The metric that is a client's weight by default, as in Flower's strategies."""
 
 FrameKind = Literal["full", "delta", "none"]
-Outcome = Literal["update", "behind", "absent", "failed"]
+Outcome = Literal["update", "evaluated", "behind", "absent", "failed"]
+OUTCOMES: tuple[Outcome, ...] = ("update", "evaluated", "behind", "absent", "failed")
 
 
 class MalformedReply(ValueError):
@@ -29,7 +38,7 @@ class MalformedReply(ValueError):
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What the server sends to a client in a round.
+    """What the server sends to a client in a round, to train or to evaluate.
 
     ``state`` is the hash of the global state from which the round starts, and ``frame`` transmits
     that state, depending on ``kind``: it contains the whole state (``full``), the broadcast of the
@@ -40,7 +49,9 @@ class TrainRequest:
     client the node is. For each of them, ``receipts`` identifies the last upload that was merged,
     and thus the memory to continue from. It is empty if the method's clients have no memory.
     ``seconds`` limits the time for training. ``memories`` is the number of its latest memories that
-    a client stores, so that the server can return to an earlier round.
+    a client stores, so that the server can return to an earlier round. ``weight_key`` names the
+    metric that is the client's number of samples, if its own code reports it. ``layout``
+    accompanies a whole state, for clients that know their model by its arrays only.
     """
 
     round: int
@@ -56,43 +67,59 @@ class TrainRequest:
     seconds: float
     memories: int
     frame: bytes
+    weight_key: str = NUM_EXAMPLES
+    layout: Layout | None = None
 
     def to_records(self, config: ConfigRecord) -> RecordDict:
-        """Return the content of the message, including the user's ``train_config``."""
-        fields: dict[str, Any] = {k: v for k, v in asdict(self).items() if k != "frame"}
+        """Return the content of the message, including the user's configuration."""
+        fields: dict[str, Any] = {k: v for k, v in vars(self).items() if k not in OWN_RECORDS}
         if not self.receipts:
             del fields["receipts"]
         frame = ArrayRecord({self.kind: array_of_frame(self.frame)} if self.frame else {})
-        return RecordDict({RECORD: ConfigRecord(fields), "frame": frame, "config": config})
+        records = RecordDict({RECORD: ConfigRecord(fields), "frame": frame, "config": config})
+        if self.layout is not None:
+            records["layout"] = record_of_layout(self.layout)
+        return records
 
     @classmethod
     def from_records(cls, records: RecordDict) -> TrainRequest:
         """Read the request in a message's content."""
         fields: dict[str, Any] = dict(records.config_records[RECORD])
         frame = b"" if fields["kind"] == "none" else frame_in(records, str(fields["kind"]))
-        return cls(**{"receipts": [], **fields}, frame=frame)
+        about = records.config_records.get("layout")
+        layout = None if about is None else layout_from_record(about)
+        return cls(**{"receipts": [], **fields}, frame=frame, layout=layout)
+
+
+OWN_RECORDS = ("frame", "layout")
+"""Fields of a request that are records of their own."""
 
 
 @dataclass(frozen=True)
 class TrainReply:
-    """A client's update, or the reason why it sends none.
+    """A client's update, its metrics, or the reason why it sends neither.
 
     ``behind``: the client does not hold the state that a delta starts from. ``absent``: it is not
-    in the cohort. ``failed``: its training raised an error, given in ``reason``.
+    in the cohort. ``failed``: its training raised an error, given in ``reason``. ``metrics`` are
+    the numbers that the client's own code measured. ``evaluates`` says whether the client can
+    evaluate a model.
     """
 
     client: int
     outcome: Outcome
     loss: float = 0.0
-    examples: int = 0
     reason: str = ""
     frame: bytes = b""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluates: bool = False
 
     def to_records(self) -> RecordDict:
         """Return the content of the message. Its metrics are named as in Flower's examples."""
         fields: dict[str, Any] = {"client": self.client, "outcome": self.outcome}
         fields["reason"] = self.reason[:MAX_REASON_LENGTH]
-        metrics = MetricRecord({"train_loss": self.loss, "num-examples": self.examples})
+        fields["evaluates"] = self.evaluates
+        loss = {} if self.outcome == "evaluated" else {"train_loss": self.loss}
+        metrics = MetricRecord({**self.metrics, **loss})
         arrays = ArrayRecord({"update": array_of_frame(self.frame)} if self.frame else {})
         return RecordDict({RECORD: ConfigRecord(fields), "metrics": metrics, "frame": arrays})
 
@@ -102,17 +129,35 @@ class TrainReply:
         try:
             fields = records.config_records[RECORD]
             client, outcome, reason = fields["client"], fields["outcome"], fields["reason"]
-            loss = records.metric_records["metrics"]["train_loss"]
+            metrics = records.metric_records["metrics"]
+            loss = 0.0 if outcome == "evaluated" else metrics["train_loss"]
             frame = frame_in(records, "update") if outcome == "update" else b""
         except (KeyError, TypeError, AttributeError) as problem:
             raise MalformedReply(f"its reply lacks {problem}") from None
         if type(client) is not int or type(reason) is not str or type(loss) is not float:
             raise MalformedReply("its reply has values of the wrong type")
-        if outcome not in ("update", "behind", "absent", "failed"):
+        if outcome not in OUTCOMES:
             raise MalformedReply(f"its reply has the unknown outcome {str(outcome)[:20]!r}")
         if outcome == "update" and len(frame) <= CHECKSUM_BYTES:
             raise MalformedReply("its frame is empty")
-        return cls(client, outcome, loss, 0, printable(reason), frame)  # type: ignore[arg-type]
+        evaluates = fields.get("evaluates") is True
+        numbers = numbers_in(metrics)
+        return cls(client, outcome, loss, printable(reason), frame, numbers, evaluates)
+
+
+def numbers_in(metrics: MetricRecord) -> dict[str, float]:
+    """Return the finite numbers among a client's metrics; lists and other values are left out.
+
+    >>> numbers_in(MetricRecord({"accuracy": 0.5, "loss": float("nan"), "all": [1.0, 2.0]}))
+    {'accuracy': 0.5}
+    """
+    if len(metrics) > MAX_METRICS:
+        raise MalformedReply(f"its reply has more than {MAX_METRICS} metrics")
+    return {
+        printable(name): float(x)
+        for name, x in metrics.items()
+        if isinstance(x, int | float) and math.isfinite(x)
+    }
 
 
 def printable(text: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
-from flwr.app import ConfigRecord, Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedsift.codec.frame import encode, state_hash
 from fedsift.engine.contract import Job
@@ -20,10 +21,14 @@ GRACE_SECONDS = 30.0
 
 @dataclass
 class NodeStatus:
-    """What the server knows about a SuperNode: its client, and the hash of the state it holds."""
+    """What the server knows about a SuperNode: its client, and the hash of the state it holds.
+
+    ``evaluates`` says whether it can evaluate a model.
+    """
 
     client: int | None = None
     state: bytes = b""
+    evaluates: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class RoundRequests:
     seconds: float
     config: ConfigRecord
     memories: int
+
+    message_type: ClassVar[str] = MessageType.TRAIN
 
     @property
     def round(self) -> int:
@@ -84,11 +91,15 @@ class RoundRequests:
         status = self.nodes.get(node, NodeStatus())
         kind, frame = self.state_frame(status)
         self.federation.wire.bytes_sent += len(frame)
-        records = self.request(status, kind, frame).to_records(self.config)
         return Message(
-            content=records, dst_node_id=node, message_type=MessageType.TRAIN,
-            ttl=self.seconds + GRACE_SECONDS, group_id=str(self.round),
+            content=self.content(self.request(status, kind, frame)), dst_node_id=node,
+            message_type=self.message_type, ttl=self.seconds + GRACE_SECONDS,
+            group_id=str(self.round),
         )  # fmt: skip
+
+    def content(self, request: TrainRequest) -> RecordDict:
+        """Return the content of the message with a request."""
+        return request.to_records(self.config)
 
     def state_frame(self, status: NodeStatus) -> tuple[FrameKind, bytes]:
         """Return the frame that takes a node to the state of this round."""
@@ -118,4 +129,6 @@ class RoundRequests:
             seconds=self.seconds,
             memories=self.memories,
             frame=frame,
+            weight_key=federation.weight_key,
+            layout=federation.task.layout if kind == "full" else None,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
 
@@ -16,6 +17,12 @@ from fedsift.federation.snapshot import Snapshot
 from fedsift.flower.arrays import arrays_from_vector
 from fedsift.flower.deployment import Deployment
 from fedsift.flower.engine import RemoteEngine
+from fedsift.flower.evaluation import (
+    ClientEvaluation,
+    EvaluateRequests,
+    evaluating_nodes,
+    weighted_means,
+)
 from fedsift.flower.exchange import Exchange, wait_for_nodes
 from fedsift.flower.metrics import metrics_text
 from fedsift.flower.requests import NodeStatus, RoundRequests
@@ -36,7 +43,9 @@ class DeployedRun:
     """A run in progress.
 
     ``config`` is the configuration in use, even if its file is edited during the run. ``timeout``
-    limits each round in seconds, ``wait`` the time to wait for SuperNodes.
+    limits each round in seconds, ``wait`` the time to wait for SuperNodes, and ``min_nodes`` is the
+    number to wait for. ``record`` is that of the last round, and ``evaluation`` its evaluation by
+    the clients.
     """
 
     folder: RunFolder
@@ -48,7 +57,10 @@ class DeployedRun:
     history: list[Record]
     timeout: float
     wait: float
+    min_nodes: int | None
     nodes: dict[int, NodeStatus] = field(default_factory=dict)
+    record: Record = field(default_factory=dict)
+    evaluation: ClientEvaluation | None = None
     watch: RunWatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +75,7 @@ class DeployedRun:
         w: Tensor,
         timeout: float,
         wait: float,
+        min_nodes: int | None,
     ) -> DeployedRun:
         """Continue the run in the folder from its checkpoint, or start it with weights ``w``."""
         uploads = Uploads(federation.task.layout.d)
@@ -75,8 +88,10 @@ class DeployedRun:
         history = rewind(folder, checkpoint.snapshot.round)
         model = federation.model_weights(checkpoint.snapshot)
         engine.result.arrays = arrays_from_vector(federation.task.layout, model)
-        config = folder.config()
-        return cls(folder, config, federation, engine, uploads, checkpoint, history, timeout, wait)
+        return cls(
+            folder, folder.config(), federation, engine, uploads, checkpoint, history,
+            timeout, wait, min_nodes,
+        )  # fmt: skip
 
     @property
     def snapshot(self) -> Snapshot:
@@ -90,31 +105,64 @@ class DeployedRun:
 
     def start_round(self, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Wait for enough nodes, and return the messages to send."""
-        needed = max(1, self.federation.min_clients)
-        wanted = needed if self.nodes else len(self.federation.task.clients)
+        needed = self.min_nodes or max(1, self.federation.min_clients)
+        clients = len(self.federation.task.clients)
+        wanted = needed if self.nodes or self.min_nodes else clients
         connected = wait_for_nodes(grid, wanted, needed, self.wait, self.watch)
-        requests = RoundRequests(
-            self.federation, self.snapshot, self.nodes, self.timeout, config,
-            memories=1 + self.config.keep_checkpoints,
-        )  # fmt: skip
+        requests = self.requests(RoundRequests, config)
         self.engine.exchange = Exchange(grid, requests, self.watch)
         return [requests.message_to(node) for node in connected if requests.is_needed(node)]
 
+    def requests(self, kind: type[RoundRequests], config: ConfigRecord) -> RoundRequests:
+        """Return the requests to clients after the last round."""
+        memories = 1 + self.config.keep_checkpoints
+        return kind(self.federation, self.snapshot, self.nodes, self.timeout, config, memories)
+
     def merge_replies(self, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
-        """Merge the replies of a round as they arrive, and write the round to the folder."""
+        """Merge the replies of a round as they arrive."""
         self.engine.replies = replies
         round, seconds = self.snapshot.round + 1, self.checkpoint.seconds
         snapshot, record = next(run_rounds(self.federation, self.snapshot, round, seconds))
-        record["problems"] |= self.engine.current.problems_of_unknown_nodes()
+        exchange = self.engine.current
+        record["problems"] |= exchange.problems_of_unknown_nodes()
         self.checkpoint = Checkpoint(snapshot, float(record["seconds"]))
-        append_round(self.folder, record, self.uploads.finish_round(round))
+        self.record, self.evaluation = record, None
+        merged = {n: x for n, x in exchange.metrics.items() if str(n) not in record["problems"]}
+        means, _ = weighted_means(merged, self.federation)
+        metrics = {k: v for k, v in record.items() if isinstance(v, int | float)}
+        return self.result.arrays, MetricRecord({**metrics, **means})
+
+    def start_evaluation(
+        self, fraction: float, least: int, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Return the messages that ask clients to evaluate the model of the round."""
+        connected = grid.get_node_ids() if fraction else ()
+        seed, round = self.federation.task.seed, self.snapshot.round
+        nodes = evaluating_nodes(self.nodes, connected, fraction, least, seed, round)
+        requests = self.requests(EvaluateRequests, config)
+        exchange = Exchange(grid, requests, self.watch)
+        self.evaluation = ClientEvaluation(exchange) if nodes else None
+        return [requests.message_to(node) for node in nodes]
+
+    def merge_evaluations(self, replies: Iterable[Message]) -> MetricRecord | None:
+        """Return the weighted means of the clients' metrics; None if no client evaluates."""
+        if self.evaluation is None:
+            return None
+        began = time.perf_counter()
+        self.evaluation.take(replies)
+        summary = self.record["evaluation"] = self.evaluation.summary()
+        self.record["seconds"] += time.perf_counter() - began
+        self.checkpoint = replace(self.checkpoint, seconds=float(self.record["seconds"]))
+        return MetricRecord(summary["metrics"]) if summary["clients"] else None
+
+    def write_round(self) -> None:
+        """Write the last round to the folder."""
+        record = self.record
+        append_round(self.folder, record, self.uploads.finish_round(record["round"]))
         save_checkpoint(self.folder, self.checkpoint, self.federation, self.config)
         self.watch.round_finished(record, self.history[-1] if self.history else None)
         self.history.append(record)
         log_round(record)
-        metrics = MetricRecord()
-        metrics.update({k: v for k, v in record.items() if isinstance(v, int | float)})
-        return self.result.arrays, metrics
 
     def metrics(self) -> str:
         """Return the run's metrics in Prometheus' text format."""
@@ -134,5 +182,14 @@ def log_round(record: Record) -> None:
     accuracy = record["accuracy"]
     suffix = "" if accuracy is None else f", accuracy {accuracy:.2%}"
     log(INFO, "\t└──> %s updates merged%s", record["clients"], suffix)
-    for name, problem in record["problems"].items():
+    log_problems(record["problems"])
+    if evaluation := record.get("evaluation"):
+        metrics = ", ".join(f"{name} {x:.4g}" for name, x in evaluation["metrics"].items())
+        log(INFO, "\t└──> %s clients evaluated: %s", evaluation["clients"], metrics)
+        log_problems(evaluation["problems"])
+
+
+def log_problems(problems: Mapping[str, str]) -> None:
+    """Log the problems of clients and nodes."""
+    for name, problem in problems.items():
         log(WARNING, "\t\t%s: %s", f"client {name}" if name.isdigit() else name, problem)

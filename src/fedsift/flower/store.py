@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from flwr.app import ConfigRecord
 from torch import Tensor
 
 from fedsift.algorithms.method import Memory
 from fedsift.codec.frame import CHECKSUM_BYTES
 from fedsift.codec.update import ROLES
-from fedsift.runs.disk import CorruptFile, load_tensors, save_tensors
+from fedsift.flower.arrays import layout_from_record, record_of_layout
+from fedsift.runs.disk import CorruptFile, load_tensors, read_metadata, save_tensors
 from fedsift.vector import Layout, State
 
 NO_RECEIPT = bytes(8)
@@ -70,12 +72,20 @@ class ClientStore:
             return ClientState()
         return state_from_tensors(tensors, about.get("receipts", ()))
 
+    def known_layout(self) -> Layout | None:
+        """Return the layout of the stored state's model; None if nothing is stored."""
+        about = read_metadata(self.file).get("model")
+        return None if about is None else layout_from_record(ConfigRecord(about))
+
     def save(self, layout: Layout, stored: ClientState) -> None:
         """Replace the file."""
         self.folder.mkdir(parents=True, exist_ok=True)
         # Residuals reveal private data: only the owner may read them.
-        receipts = [receipt.hex() for receipt in stored.memories]
-        about = {"layout": layout.fingerprint(), "receipts": receipts}
+        about = {
+            "layout": layout.fingerprint(),
+            "model": dict(record_of_layout(layout)),
+            "receipts": [receipt.hex() for receipt in stored.memories],
+        }
         save_tensors(self.file, tensors_from_state(stored), about, mode=0o600)
 
 

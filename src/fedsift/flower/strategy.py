@@ -25,11 +25,18 @@ from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.deployment import Deployment
 from fedsift.flower.engine import EvaluateFn, RemoteEngine
 from fedsift.flower.metrics import check_metrics_port, metrics_server
+from fedsift.flower.protocol import NUM_EXAMPLES
 from fedsift.flower.run import DeployedRun
+from fedsift.flower.sampling import (
+    check_evaluation,
+    check_min_available_nodes,
+    chosen_participation,
+    chosen_weights,
+)
 from fedsift.privacy.robust import Aggregation, check_aggregation
 from fedsift.runs.config import KEEP_CHECKPOINTS, RunConfig, check_keep_checkpoints
 from fedsift.runs.folder import RunFolder
-from fedsift.task import Loss, RemoteClients, Task, Weights, check_weights
+from fedsift.task import Loss, RemoteClients, Task, Weights
 from fedsift.task.synthetic import output_shape
 from fedsift.vector import Layout
 
@@ -37,9 +44,9 @@ from fedsift.vector import Layout
 class FedSift(Strategy):
     """A Flower strategy that trains with a fedsift algorithm and writes a run folder.
 
-    To move a FedAvg app to fedsift, replace the strategy in the ServerApp with this one, and
-    the ClientApp with one made by :func:`fedsift.flower.client_app`. Clients do not evaluate; pass
-    ``evaluate_fn`` to :meth:`start` to evaluate the global model on the server.
+    To move a FedAvg app to fedsift, replace the strategy in the ServerApp with this one, and add
+    the mod :func:`fedsift.flower.sifted` to the ClientApp. Without train functions of your own,
+    :func:`fedsift.flower.client_app` makes the ClientApp.
 
     Parameters
     ----------
@@ -54,10 +61,26 @@ class FedSift(Strategy):
     weights
         The clients' weights in the mean: ``"batch"``, their mini-batch sizes; ``"examples"``, their
         numbers of samples; ``"equal"``; or None for the algorithm's own.
+    weighted_by_key
+        The metric that holds a client's number of samples. If it is given, updates are weighted by
+        it, too, as in FedAvg; by default, ``weights`` decides that, and metrics are weighted by
+        ``num-examples``.
     max_samples
-        The largest number of samples that a client may report, if its weight depends on it.
+        The largest number of samples that a client may report.
     participation
         The fraction of clients that train in each round.
+    fraction_train
+        The same, under the name that it has in FedAvg.
+    min_train_nodes
+        At least this many clients train in each round, whatever the fraction.
+    fraction_evaluate
+        The fraction of connected SuperNodes that evaluate the global model after each round, of
+        those that can. 0 disables evaluation by clients.
+    min_evaluate_nodes
+        At least this many evaluate, if as many are connected.
+    min_available_nodes
+        Wait for this many SuperNodes before each round. By default, for all ``clients`` before the
+        first round, and for ``min_clients`` before later ones.
     min_clients
         Stop the run if a round merges fewer updates than this. It can be continued later.
     max_norm_ratio
@@ -83,8 +106,7 @@ class FedSift(Strategy):
     enough
         Close the round after this many valid updates. None waits for every client.
     wait
-        Seconds to wait for SuperNodes: for all of them before the first round, for ``min_clients``
-        before later rounds.
+        Seconds to wait for SuperNodes.
     seed
         Seed of cohorts and mini-batches.
     metrics_port
@@ -103,8 +125,14 @@ class FedSift(Strategy):
         *,
         batch_size: int | None = 64,
         weights: Weights | None = None,
+        weighted_by_key: str | None = None,
         max_samples: int = MAX_SAMPLES,
-        participation: float = 1.0,
+        participation: float | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int = 1,
+        fraction_evaluate: float = 1.0,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int | None = None,
         min_clients: int = 1,
         max_norm_ratio: float | None = MAX_NORM_RATIO,
         buffers: str = "average",
@@ -128,10 +156,14 @@ class FedSift(Strategy):
             raise ValueError(
                 f"batch_size must be at least 1, or None for the whole local set, got {batch_size}"
             )
+        participation = chosen_participation(
+            participation, fraction_train, min_train_nodes, clients
+        )
+        check_evaluation(fraction_evaluate, min_evaluate_nodes)
         check_cohort(clients, participation, min_clients)
         check_max_norm_ratio(max_norm_ratio)
-        check_weights(weights)
         check_keep_checkpoints(keep_checkpoints)
+        check_min_available_nodes(min_available_nodes, clients)
         check_metrics_port(metrics_port)
         require_choice("buffers", buffers, BUFFERS)
         require_own_rounds(algorithm)
@@ -145,7 +177,11 @@ class FedSift(Strategy):
             least = max(1, min_clients)
             raise ValueError(f"enough must be from {least} to {clients}, or None, got {enough}")
         self.algorithm, self.clients = algorithm, clients
-        self.batch_size, self.max_samples, self.weights = batch_size, max_samples, weights
+        self.batch_size, self.max_samples = batch_size, max_samples
+        self.weights = chosen_weights(weights, weighted_by_key)
+        self.weight_key = weighted_by_key or NUM_EXAMPLES
+        self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
+        self.min_available_nodes = min_available_nodes
         self.seed, self.participation = seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
         self.max_norm_ratio, self.buffers = float(max_norm_ratio or 0), buffers
@@ -175,17 +211,13 @@ class FedSift(Strategy):
         """Train until the run has ``num_rounds`` rounds, from its checkpoint if there is one.
 
         A round ends after ``timeout`` seconds at the latest, with the replies received by then.
-        ``train_config`` is passed to the clients' own training loops, with ``server-round`` added.
-        ``evaluate_fn`` is called before the first round, with round 0, and after each round. The
-        ``accuracy`` and ``loss`` that it returns after a round become part of the run's metrics.
+        ``train_config`` and ``evaluate_config`` are passed to the clients' own functions, with
+        ``server-round`` added. ``evaluate_fn`` is called before the first round, with round 0, and
+        after each round. The ``accuracy`` and ``loss`` that it returns after a round become part of
+        the run's metrics, and so do the weighted means of what clients report.
         """
         if num_rounds < 1:
             raise ValueError(f"num_rounds must be at least 1, got {num_rounds}")
-        if evaluate_config is not None:
-            raise ValueError(
-                "FedSift's clients do not evaluate: remove evaluate_config, and pass evaluate_fn "
-                "to evaluate on the server"
-            )
         layout, w = vector_from_arrays(initial_arrays)
         self.summary()
         folder = RunFolder.create_or_extend(self.path, self.config(num_rounds))
@@ -195,15 +227,30 @@ class FedSift(Strategy):
                 if run.snapshot.round == 0:
                     run.engine.evaluate_arrays(0, initial_arrays)
                 while run.snapshot.round < num_rounds:
-                    round = run.snapshot.round + 1
-                    log(INFO, "[ROUND %s/%s]", round, num_rounds)
-                    config, arrays = train_config or ConfigRecord(), run.result.arrays
-                    messages = self.configure_train(round, arrays, config, grid)
-                    replies = run.engine.current.replies(messages)
-                    _, metrics = self.aggregate_train(round, replies)
-                    run.result.train_metrics_clientapp[round] = metrics
+                    log(INFO, "[ROUND %s/%s]", run.snapshot.round + 1, num_rounds)
+                    self.run_round(run, train_config, evaluate_config, grid)
                 run.finish()
         return run.result
+
+    def run_round(
+        self,
+        run: DeployedRun,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        grid: Grid,
+    ) -> None:
+        """Train a round, let clients evaluate its model, and write it to the run folder."""
+        round, result = run.snapshot.round + 1, run.result
+        config = train_config or ConfigRecord()
+        messages = self.configure_train(round, result.arrays, config, grid)
+        _, metrics = self.aggregate_train(round, run.engine.current.replies(messages))
+        result.train_metrics_clientapp[round] = metrics
+        config = evaluate_config or ConfigRecord()
+        messages = self.configure_evaluate(round, result.arrays, config, grid)
+        replies = run.evaluation.exchange.replies(messages) if run.evaluation else []
+        if (measured := self.aggregate_evaluate(round, replies)) is not None:
+            result.evaluate_metrics_clientapp[round] = measured
+        run.write_round()
 
     def config(self, rounds: int) -> RunConfig:
         """Return the configuration that defines the run."""
@@ -253,8 +300,11 @@ class FedSift(Strategy):
             max_norm_ratio=self.max_norm_ratio,
             weights=self.weights,
             aggregation=self.aggregation,
+            weight_key=self.weight_key,
         )
-        return DeployedRun.restore(folder, federation, engine, w, timeout, self.wait)
+        return DeployedRun.restore(
+            folder, federation, engine, w, timeout, self.wait, self.min_available_nodes
+        )
 
     def task(self, algorithm: Algorithm, layout: Layout) -> Task:
         """Return what is trained. The server knows the number of clients, but not their data."""
@@ -285,17 +335,22 @@ class FedSift(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """Merge the replies as they arrive, and write the round to the run folder."""
+        """Merge the replies as they arrive."""
         return self.current_run.merge_replies(replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return no messages, as ``evaluate_fn`` evaluates the model on the server."""
-        return []
+        """Return the requests to the nodes that evaluate the model of the round."""
+        with_round = ConfigRecord({**config, "server-round": server_round})
+        fraction, least = self.fraction_evaluate, self.min_evaluate_nodes
+        return self.current_run.start_evaluation(fraction, least, with_round, grid)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Do nothing, as no client evaluates."""
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the weighted means of the clients' metrics."""
+        return self.current_run.merge_evaluations(replies)
 
 
 def check_network(network: nn.Module, layout: Layout) -> None:

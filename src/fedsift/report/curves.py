@@ -1,4 +1,4 @@
-"""Charts of accuracy and loss against traffic and rounds, with a line per group."""
+"""Charts of what was measured of the model, against traffic and rounds, with a line per group."""
 
 from __future__ import annotations
 
@@ -6,50 +6,132 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedsift.report.charts import HEIGHT, Chart, FigureBlock, View, chart, curve
-from fedsift.report.collect import Comparison, SeedGroup
-from fedsift.runs.compare import both_ways, megabytes, mibit
+from fedsift.report.charts import (
+    HEIGHT,
+    Chart,
+    FigureBlock,
+    View,
+    chart,
+    curve,
+    plain,
+    reference_line,
+)
+from fedsift.report.comparisons import Comparison
+from fedsift.report.groups import SeedGroup
+from fedsift.report.quantities import ACCURACY, TRAIN_LOSS, Quantity, Value, quantities_of
+from fedsift.runs.compare import MIBIT, both_ways, megabytes, mibit
 from fedsift.simulation import Record
 
+DENSE = "dense FedAdam"
+WIDE_RANGE = 3.0
+"""Amounts whose largest is more than this many times the smallest get a logarithmic axis."""
+FEW_ROUNDS = 12
+"""Up to this many rounds, each has a tick."""
+Amount = Callable[[Record], float]
+AMOUNTS: dict[str, tuple[str, Amount]] = {
+    "MB up": ("uplink per client, MB", megabytes),
+    "MB up + down": ("uplink and downlink per client, MB", both_ways),
+    "Mibit": ("uplink per client by the paper's formula, Mibit", mibit),
+    "time": ("time, s", lambda record: float(record["seconds"])),
+}
+"""What a result may cost: its name, the title of the axis, and its value."""
 
-def accuracy_by_traffic(comparison: Comparison) -> FigureBlock:
-    """Return the chart of test accuracy against traffic per client."""
-    axes: dict[str, tuple[str, Callable[[Record], float]]] = {
-        "MB up": ("uplink per client, MB", megabytes),
-        "MB up + down": ("uplink and downlink per client, MB", both_ways),
-        "Mibit": ("uplink per client by the paper's formula, Mibit", mibit),
-        "time": ("time, s", lambda r: float(r["seconds"])),
-    }
-    groups = [g for g in comparison.groups if any(x is not None for x in g.means(accuracy))]
+
+def by_traffic(comparison: Comparison) -> FigureBlock:
+    """Return the charts of what was measured against traffic per client and time."""
+    found = quantities_of(comparison.runs)
     views = [
-        View(name, [curves(groups, x, accuracy, title, "test accuracy", percent=True)])
-        for name, (title, x) in axes.items()
+        View(name, [cost_chart(comparison, name, quantity)], quantity=quantity.title)
+        for quantity in found
+        if groups_with(comparison, quantity)
+        for name in AMOUNTS
     ]
-    note = "Up and to the left is better: more accuracy for less traffic."
-    return FigureBlock("Accuracy against traffic", note, views if groups else [])
+    what = "Accuracy" if ACCURACY in found else "Progress"
+    note = (
+        "Further to the left is better: the same result for less traffic. The dotted line is what "
+        "dense FedAdam would send in the same rounds."
+    )
+    return FigureBlock(f"{what} against traffic", note, views, file="against")
+
+
+def cost_chart(comparison: Comparison, name: str, quantity: Quantity) -> Chart:
+    """Return the chart of a quantity against an amount."""
+    title, amount = AMOUNTS[name]
+    groups = groups_with(comparison, quantity)
+    low, high = span(groups, quantity)
+    dense = dense_amount(comparison, name)
+    lines = [reference_line([dense, dense], [high, low], DENSE)] if dense else []
+    totals = [*last_amounts(groups, amount), *([dense] if dense else [])]
+    is_log = max(totals) > WIDE_RANGE * min(totals) > 0
+    xs = [shown_amounts(group, amount, is_log) for group in groups]
+    axis = log_axis([x for group in xs for x in group if x] + totals) if is_log else from_zero()
+    traces = group_traces(groups, xs, quantity)
+    return chart([*lines, *traces], {"title": title, **axis}, y_axis(quantity, low, high),
+                 target=quantity.is_share)  # fmt: skip
+
+
+def dense_amount(comparison: Comparison, name: str) -> float | None:
+    """Return what dense FedAdam would send in the rounds of the longest run, if it is known."""
+    units = {"MB up": 1e6, "Mibit": MIBIT / 8}
+    sizes = [run.dense_bytes(run.rounds) for run in comparison.runs]
+    known = [size for size in sizes if size]
+    return max(known) / units[name] if name in units and known else None
+
+
+def last_amounts(groups: Sequence[SeedGroup], amount: Amount) -> list[float]:
+    """Return the amount after the last round of each group."""
+    return [found for group in groups if (found := group.means(amount)[-1]) is not None]
+
+
+def shown_amounts(group: SeedGroup, amount: Amount, is_log: bool) -> list[float | None]:
+    """Return a group's amounts; a logarithmic axis has no place for 0, that of the first model."""
+    return [None if is_log and not x else x for x in group.means(amount)]
 
 
 def by_rounds(comparison: Comparison) -> FigureBlock:
-    """Return the charts of accuracy and losses against rounds."""
-    columns = {"accuracy": "test accuracy", "loss": "test loss", "train_loss": "training loss"}
-    views = []
-    for key, title in columns.items():
-        value = column(key)
-        groups = [g for g in comparison.groups if any(x is not None for x in g.means(value))]
-        if groups:
-            percent = key == "accuracy"
-            views.append(View(title, [curves(groups, rounds, value, "round", title, percent)]))
+    """Return the charts of what was measured, and of the traffic, against rounds."""
+    shown = [*quantities_of(comparison.runs), TRAIN_LOSS]
+    views = [
+        View("", [rounds_chart(groups, quantity)], quantity=quantity.title)
+        for quantity in shown
+        if (groups := groups_with(comparison, quantity))
+    ]
     several = any(len(group.runs) > 1 for group in comparison.groups)
     note = "The mean over the seeds; the band spans the minimum and maximum." if several else ""
-    return FigureBlock("Progress by round", note, views)
+    traffic = View("", [traffic_chart(comparison)], quantity="MB up")
+    return FigureBlock("Progress by round", note, [*views, traffic], file="by round")
 
 
-def column(key: str) -> Callable[[Record], float | None]:
-    """Return a function that gives a column of the metrics."""
-    return lambda record: record.get(key)
+def rounds_chart(groups: Sequence[SeedGroup], quantity: Quantity) -> Chart:
+    """Return the chart of a quantity against rounds."""
+    low, high = span(groups, quantity)
+    traces = group_traces(groups, [group.means(rounds) for group in groups], quantity)
+    notes = end_labels(ends_of(groups, quantity), low, high) if len(groups) > 1 else []
+    y = y_axis(quantity, low, high)
+    return chart(traces, rounds_axis(groups), y, annotations=notes, target=quantity.is_share)
 
 
-accuracy = column("accuracy")
+def traffic_chart(comparison: Comparison) -> Chart:
+    """Return the chart of traffic against rounds, next to that of dense FedAdam."""
+    groups, last = comparison.groups, max(run.rounds for run in comparison.runs)
+    sizes = [size for run in comparison.runs if (size := run.dense_bytes(1))]
+    numbers = range(1, last + 1)
+    dense = [max(sizes) * n / 1e6 for n in numbers] if sizes else []
+    lines = [reference_line([*numbers], dense, DENSE)] if dense else []
+    ys = [shown_amounts(group, megabytes, is_log=True) for group in groups]
+    traces = [
+        curve(group, group.means(rounds), values, "%{y:.2f} MB in round %{x:.0f}")
+        for group, values in zip(reversed(groups), reversed(ys), strict=True)
+    ]
+    known = [y for values in ys for y in values if y]
+    axis = log_axis([*known, *dense]) if known else {}
+    y = {"title": AMOUNTS["MB up"][0], **axis}
+    return chart([*lines, *traces], rounds_axis(groups), y)
+
+
+def groups_with(comparison: Comparison, value: Value) -> list[SeedGroup]:
+    """Return the groups that have values."""
+    return [g for g in comparison.groups if any(x is not None for x in g.means(value))]
 
 
 def rounds(record: Record) -> float:
@@ -57,50 +139,33 @@ def rounds(record: Record) -> float:
     return float(record["round"])
 
 
-def curves(
-    groups: Sequence[SeedGroup],
-    x: Callable[[Record], float],
-    y: Callable[[Record], float | None],
-    x_title: str,
-    y_title: str,
-    percent: bool = False,
-) -> Chart:
-    """Return a chart with one line per group."""
-    traces: list[Chart] = []
-    ends: list[tuple[SeedGroup, float, float]] = []
-    for group in reversed(groups):  # the best is drawn last, on top
-        xs, ys = group.means(x), group.means(y)
-        known = [(a, b) for a, b in zip(xs, ys, strict=True) if a is not None and b is not None]
-        if len(group.runs) > 1:
-            traces += band(group, xs, y)
-        number = "%{y:.2%}" if percent else "%{y:.2f}"
-        traces.append(curve(group, xs, ys, f"{number} at %{{x:.2f}}"))
-        if known:
-            ends.append((group, *known[-1]))
-    lows = [value for group in groups for value in group.means(y) if value is not None] or [0, 1]
-    low, high = min(lows), max(lows)
-    room = 0.04 * (high - low) or 0.01
-    totals = [end[1] for end in ends]
-    is_log = x is not rounds and max(totals, default=0) > 3 * min(totals, default=0) > 0
-    x_axis = {"title": x_title, **(log_axis(groups, x) if is_log else {"rangemode": "tozero"})}
-    y_axis: dict[str, Any] = {"title": y_title, "range": [low - room, high + room]}
-    if percent:
-        y_axis["tickformat"] = ".0%"
-    named = len(groups) > 1 and x is rounds
-    notes = end_labels(ends, low - room, high + room) if named else []
-    return chart(traces, x_axis, y_axis, annotations=notes, target=percent)
-
-
-def band(
-    group: SeedGroup, xs: Sequence[float | None], y: Callable[[Record], float | None]
+def group_traces(
+    groups: Sequence[SeedGroup], xs: Sequence[Sequence[float | None]], y: Quantity
 ) -> list[Chart]:
+    """Return a line per group, and a band around it if it has several seeds."""
+    number = "%{y:.2%}" if y.is_share else "%{y:.4g}"
+    traces: list[Chart] = []
+    for group, own in zip(reversed(groups), reversed(xs), strict=True):  # the best on top
+        if len(group.runs) > 1:
+            traces += band(group, own, y)
+        traces.append(curve(group, own, group.means(y), f"{number} at %{{x:.4g}}"))
+    return traces
+
+
+def band(group: SeedGroup, xs: Sequence[float | None], y: Value) -> list[Chart]:
     """Return the area between the minimum and maximum of a group's runs."""
     known = [
         (a, [x for x in column if x is not None])
         for a, column in zip(xs, group.columns(y), strict=True)
-        if None not in column
+        if a is not None and None not in column
     ]
-    common = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+    common = {
+        "type": "scatter",
+        "mode": "lines",
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
     sides = [
         {**common, "x": [a for a, _ in known], "y": [side(c) for _, c in known]}
         for side in (min, max)
@@ -109,25 +174,72 @@ def band(
     return [{**side, "legendgroup": group.name} for side in sides]
 
 
-def end_labels(
-    ends: Sequence[tuple[SeedGroup, float, float]], low: float, high: float
-) -> list[Chart]:
+def span(groups: Sequence[SeedGroup], y: Value) -> tuple[float, float]:
+    """Return the range of an axis: that of the means, with a little room."""
+    values = [value for group in groups for value in group.means(y) if value is not None] or [0, 1]
+    low, high = min(values), max(values)
+    room = 0.04 * (high - low) or 0.01
+    return low - room, high + room
+
+
+def y_axis(quantity: Quantity, low: float, high: float) -> dict[str, Any]:
+    """Return the axis of a quantity."""
+    form = {"tickformat": ".0%" if high - low > 0.05 else ".1%"} if quantity.is_share else {}
+    return {"title": plain(quantity.title), "range": [low, high], **form}
+
+
+def rounds_axis(groups: Sequence[SeedGroup]) -> dict[str, Any]:
+    """Return the axis of rounds, with ticks at whole numbers."""
+    last = max(run.rounds for group in groups for run in group.runs)
+    steps = {"dtick": 1} if last <= FEW_ROUNDS else {}
+    return {"title": "round", "tickformat": ",d", **from_zero(), **steps}
+
+
+def from_zero() -> dict[str, Any]:
+    """Return a linear axis that starts at zero."""
+    return {"rangemode": "tozero"}
+
+
+def log_axis(amounts: Sequence[float]) -> dict[str, Any]:
+    """Return a logarithmic axis with round tick values."""
+    low, high = min(amounts), max(amounts)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ratio = high / low
+    steps = (1, 2, 5) if ratio < 30 else (1, 3) if ratio < 300 else (1,)
+    ticks = [float(f"{step}e{decade}") for decade in decades for step in steps]
+    room = 0.03 * math.log10(ratio) or 0.1
+    ends = [math.log10(low) - room, math.log10(high) + room]
+    return {
+        "type": "log",
+        "range": ends,
+        "tickvals": ticks,
+        "ticktext": [f"{tick:g}" for tick in ticks],
+    }
+
+
+def ends_of(groups: Sequence[SeedGroup], y: Value) -> list[tuple[SeedGroup, float]]:
+    """Return the last known value of each group."""
+    known = [(group, [v for v in group.means(y) if v is not None]) for group in groups]
+    return [(group, values[-1]) for group, values in known if values]
+
+
+def end_labels(ends: Sequence[tuple[SeedGroup, float]], low: float, high: float) -> list[Chart]:
     """Return the groups' names as labels to the right of their lines, without overlap."""
     gap = 17 / (HEIGHT - 56) * (high - low)
-    placed = separated([y for _, _, y in ends], gap, low, high)
+    placed = separated([y for _, y in ends], gap, low, high)
     return [
         {
             "name": "end",
             "x": 1,
             "xref": "paper",
             "y": y,
-            "text": group.name,
+            "text": plain(group.name),
             "legendgroup": group.name,
             "font": {"color": f"--c{group.color}", "size": 12},
             "xanchor": "left",
             "showarrow": False,
         }
-        for (group, _, _), y in zip(ends, placed, strict=True)
+        for (group, _), y in zip(ends, placed, strict=True)
     ]
 
 
@@ -156,13 +268,3 @@ def separated(heights: Sequence[float], gap: float, low: float, high: float) -> 
         for place, n in enumerate(members):
             placed[n] = middle + gap * (place - (len(members) - 1) / 2)
     return placed
-
-
-def log_axis(groups: Sequence[SeedGroup], x: Callable[[Record], float]) -> dict[str, Any]:
-    """Return a logarithmic axis with round tick values."""
-    every = [value for group in groups for value in group.means(x) if value]
-    decades = range(math.floor(math.log10(min(every))), math.ceil(math.log10(max(every))) + 1)
-    ratio = max(every) / min(every)
-    steps = (1, 2, 5) if ratio < 30 else (1, 3) if ratio < 3000 else (1,)
-    ticks = [float(f"{step}e{decade}") for decade in decades for step in steps]
-    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}

@@ -12,19 +12,11 @@ from typing import Any
 import fedsift
 from fedsift.report import tables
 from fedsift.report.charts import FigureBlock
-from fedsift.report.collect import (
-    Comparison,
-    ReportedRun,
-    arrange,
-    find_runs,
-    find_target,
-    likely_target,
-    longest_runs,
-    ranked,
-    read_run,
-)
-from fedsift.report.curves import accuracy_by_traffic, by_rounds
-from fedsift.report.sent import bytes_by_part, labels, magnitudes, overlap, pairs
+from fedsift.report.collect import ReportedRun, find_runs, find_target, read_run
+from fedsift.report.comparisons import Comparison, longest_runs
+from fedsift.report.files import export
+from fedsift.report.sections import Section, sections_of
+from fedsift.report.styles import MARKERS
 from fedsift.runs.compare import megabytes, mibit
 from fedsift.runs.disk import replace_file
 
@@ -32,21 +24,36 @@ HERE = Path(__file__).parent
 
 
 def report_on(
-    paths: Sequence[Path], out: Path, reload_seconds: float | None = None
+    paths: Sequence[Path],
+    out: Path,
+    reload_seconds: float | None = None,
+    export_to: Path | None = None,
 ) -> list[ReportedRun]:
     """Write the report of every run in or below the given folders, and return its runs.
 
     Of runs with the same settings and seed, only the longest is included. The page reloads itself
-    every ``reload_seconds``, if they are given.
+    every ``reload_seconds``, if they are given. ``export_to`` is a folder for the figures and
+    tables as files.
     """
     found = find_runs(paths)
     runs = longest_runs(read_run(path) for path in found)
-    methods = list(dict.fromkeys(run.algorithm for run in runs))
-    datasets = list(dict.fromkeys(str(run.setting("dataset")) for run in runs))
-    subject = ", ".join(methods) if len(methods) <= 3 else f"{len(methods)} methods"
-    write_report(runs, out, f"{subject} on {', '.join(datasets)}", find_target(found),
-                 reload_seconds)  # fmt: skip
+    methods = listed([run.algorithm for run in runs], "methods")
+    datasets = listed([str(run.setting("dataset")) for run in runs], "data sets")
+    target = find_target(found)
+    write_report(runs, out, f"{methods} on {datasets}", target, reload_seconds)
+    if export_to is not None:
+        export(sections_of(runs, target), export_to)
     return runs
+
+
+def listed(names: Sequence[str], what: str) -> str:
+    """Return a list of the different names, or their number if there are more than three.
+
+    >>> listed(["sift", "fedadam", "sift"], "methods"), listed("abcd", "data sets")
+    ('sift, fedadam', '4 data sets')
+    """
+    different = list(dict.fromkeys(names))
+    return ", ".join(different) if len(different) <= 3 else f"{len(different)} {what}"
 
 
 def write_report(
@@ -59,7 +66,7 @@ def write_report(
     """Write the report of the given runs; without a target, choose an initial one."""
     from plotly.offline import get_plotlyjs
 
-    sections = [section(comparison, n, target) for n, comparison in enumerate(arrange(runs))]
+    sections = sections_of(runs, target)
     page = template().render(
         title=title,
         reload_seconds=reload_seconds,
@@ -68,7 +75,7 @@ def write_report(
         data=data_of(sections),
         environment=tables.environments(runs),
         version=fedsift.__version__,
-        heads={"target": tables.TO_TARGET, "overall": list(tables.OVERALL)},
+        markers=MARKERS,
         css=(HERE / "page.css").read_text(encoding="utf-8"),
         script=(HERE / "page.js").read_text(encoding="utf-8"),
         plotly=get_plotlyjs(),
@@ -91,62 +98,28 @@ def template() -> Any:
     return pages.get_template("page.html")
 
 
-FIGURES = (accuracy_by_traffic, by_rounds, bytes_by_part, overlap, magnitudes, pairs, labels)
-"""Functions that make the figures, in the page's order; figures without views are omitted."""
-
-
-def section(comparison: Comparison, number: int, target: float | None) -> dict[str, Any]:
-    """Return the content of the page for one comparison."""
-    target = target or likely_target(comparison)
-    comparison = ranked(comparison, target)
-    same, differing = tables.configuration(comparison)
-    return {
-        "id": f"comparison{number}",
-        "comparison": comparison,
-        "about": about(comparison),
-        "target": target,
-        "rows": tables.comparison_rows(comparison, target),
-        "tiles": tables.tiles(comparison) if len(comparison.groups) == 1 else [],
-        "blocks": [block for make in FIGURES if (block := make(comparison)).views],
-        "same": same,
-        "differing": differing,
-        "runs": tables.every_run(comparison),
-        "seeds": max(len(group.runs) for group in comparison.groups),
-    }
-
-
-def about(comparison: Comparison) -> str:
-    """Return a line with what the runs of a comparison have in common."""
-    same = dict(tables.configuration(comparison)[0])
-    words = [comparison.name.replace(", ", " · ")]
-    counts = {d for run in comparison.runs if (d := run.summary.get("parameters"))}
-    if len(counts) == 1:
-        words[0] += f" ({counts.pop():,} parameters)"
-    if "clients" in same:
-        words.append(tables.number_of(same["clients"], "client"))
-    words.append(f"partition {comparison.partition}")
-    if "rounds" in same:
-        words.append(tables.number_of(same["rounds"], "round"))
-    return " · ".join(words)
-
-
-def data_of(sections: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def data_of(sections: Sequence[Section]) -> dict[str, Any]:
     """Return the data of the page's script: charts, and curves to compare at other targets."""
     return {
         "blocks": {
-            f"{s['id']}-{n}": views_of(block)
-            for s in sections
-            for n, block in enumerate(s["blocks"])
+            f"{section.id}-{n}": views_of(block)
+            for section in sections
+            for n, block in enumerate(section.blocks)
         },
         "comparisons": {
-            s["id"]: {"target": s["target"], "groups": curves_of(s["comparison"])} for s in sections
+            section.id: {
+                "target": section.target,
+                "about": section.about,
+                "groups": curves_of(section.comparison),
+            }
+            for section in sections
         },
     }
 
 
 def views_of(block: FigureBlock) -> list[dict[str, Any]]:
     """Return a block's views, with numbers rounded to six digits."""
-    views = [asdict(view) for view in block.views]
+    views = [{**asdict(view), "file": block.file_name(view)} for view in block.views]
     shortened: list[dict[str, Any]] = json.loads(json.dumps(views), parse_float=shorter)
     return shortened
 

@@ -36,9 +36,9 @@ function axis(own) {
   };
 }
 
-function layoutOf(chart, place, id) {
+function layoutOf(chart, width, id) {
   const { xaxis, yaxis, yaxis2, target, annotations = [], shapes = [], height = 340, ...rest } = chart.layout;
-  const narrow = place.clientWidth < 520;
+  const narrow = width < 520;
   const kept = annotations.filter((note) => !(note.name === "end" && narrow) && !hidden.has(note.legendgroup));
   const longest = Math.max(0, ...kept.filter((note) => note.name === "end").map((note) => note.text.length));
   const lines = [...shapes];
@@ -51,7 +51,7 @@ function layoutOf(chart, place, id) {
     });
   }
   return {
-    ...rest, height: root.classList.contains("on-paper") && !longest ? 0.8 * height : height, width: place.clientWidth,
+    ...rest, height: root.classList.contains("on-paper") && !longest ? 0.8 * height : height, width,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: color("--ink") },
     margin: { l: 40, r: longest ? 18 + 6.4 * longest : 14, t: 10, b: 44 },
@@ -62,8 +62,16 @@ function layoutOf(chart, place, id) {
   };
 }
 
+function tracesOf(chart) {
+  const scale = { thickness: 10, outlinewidth: 0, tickfont: { color: "--muted", size: 11 } };
+  const shown = chart.data.filter((trace) => !hidden.has(trace.legendgroup));
+  return painted(shown.map((trace) => (trace.colorbar ? { ...trace, colorbar: { ...scale, ...trace.colorbar } } : trace)));
+}
+
+const viewOf = (figure) => data.blocks[figure.dataset.block][figure.dataset.view || 0];
+
 function draw(figure) {
-  const view = data.blocks[figure.dataset.block][figure.dataset.view || 0];
+  const view = viewOf(figure);
   const holder = figure.querySelector(".charts");
   const id = figure.closest(".comparison-section").id;
   while (holder.children.length > view.charts.length) Plotly.purge(holder.lastChild), holder.lastChild.remove();
@@ -73,20 +81,17 @@ function draw(figure) {
     place.setAttribute("role", "img");
     place.setAttribute("aria-label", figure.querySelector("h2").textContent);
   }
-  figure.querySelector(".legend").replaceChildren(...view.legend.map(([text, name]) => {
+  figure.querySelector(".legend").replaceChildren(...view.legend.map(([text, name, pattern = ""]) => {
     const key = document.createElement("span");
     key.textContent = text;
+    key.dataset.pattern = pattern;
     key.style.setProperty("--own", `var(${name})`);
     return key;
   }));
+  const options = { displayModeBar: false }; // drag to zoom, double-click to reset
   view.charts.forEach((chart, n) => {
     const place = holder.children[n];
-    const traces = chart.data.filter((trace) => !hidden.has(trace.legendgroup));
-    const options = { displayModeBar: false }; // drag to zoom, double-click to reset
-    const bars = traces.map((trace) => (trace.colorbar
-      ? { ...trace, colorbar: { thickness: 10, outlinewidth: 0, tickfont: { color: "--muted", size: 11 }, ...trace.colorbar } }
-      : trace));
-    Plotly.react(place, painted(bars), layoutOf(chart, place, id), options);
+    Plotly.react(place, tracesOf(chart), layoutOf(chart, place.clientWidth, id), options);
   });
 }
 
@@ -103,7 +108,8 @@ const deviation = (values) => Math.sqrt(values.reduce((sum, x) => sum + (x - mea
 function formatted(values, missing) {
   if (!values.length || values.includes(null)) return { text: missing, sort: 1e300 };
   const places = decimals(mean(values));
-  const spread = new Set(values).size > 1 ? ` ± ${deviation(values).toFixed(places)}` : "";
+  const width = new Set(values).size > 1 ? deviation(values).toFixed(places) : "";
+  const spread = Number(width) ? ` ± ${width}` : "";
   return { text: mean(values).toFixed(places), spread, sort: mean(values) };
 }
 
@@ -179,8 +185,101 @@ for (const choice of document.querySelectorAll(".views")) {
     if (event.target.value === undefined || event.target === choice && choice.tagName !== "SELECT") return;
     choice.querySelectorAll("button").forEach((button) => button.setAttribute("aria-pressed", String(button === event.target)));
     const figure = choice.closest("[data-block]");
-    figure.dataset.view = event.target.value;
+    choice.dataset.view = event.target.value * choice.dataset.step;
+    figure.dataset.view = [...figure.querySelectorAll(".views")].reduce((sum, each) => sum + Number(each.dataset.view || 0), 0);
     draw(figure);
+  });
+}
+
+// Figures and tables as files, in light colors
+
+function save(name, type, content) {
+  const link = document.createElement("a");
+  link.href = content instanceof Blob ? URL.createObjectURL(content) : `data:${type};charset=utf-8,${encodeURIComponent(content)}`;
+  link.download = name;
+  link.click();
+}
+
+async function svgOf(figure) {
+  const view = viewOf(figure), id = figure.closest(".comparison-section").id, width = view.charts.length > 1 ? 480 : 720;
+  const parts = [];
+  let height = 0;
+  for (const [n, chart] of view.charts.entries()) {
+    const layout = layoutOf(chart, width, id), traces = tracesOf(chart);
+    const names = traces.filter((trace) => trace.name && trace.showlegend !== false).length;
+    Object.assign(layout, {
+      height: layout.height + 20 + 22 * Math.ceil((140 * names) / width), showlegend: names > 1,
+      annotations: layout.annotations.filter((note) => note.name !== "end"),
+      legend: { orientation: "h", x: 0, y: -0.2, yanchor: "top", traceorder: traces.some((trace) => trace.legendgroup) ? "reversed" : "normal" }, margin: { ...layout.margin, r: 14 },
+    });
+    const picture = await Plotly.toImage({ data: traces, layout }, { format: "svg", width, height: layout.height });
+    parts.push(decodeURIComponent(picture.slice(picture.indexOf(",") + 1)).replace("<svg ", `<svg x="${n * width}" y="52" `));
+    height = Math.max(height, layout.height);
+  }
+  const text = (y, size, words) => {
+    const line = document.createElementNS("http://www.w3.org/2000/svg", "text");
+    Object.entries({ x: 14, y, "font-size": size, "font-family": "sans-serif", fill: color("--ink") }).forEach(([key, value]) => line.setAttribute(key, value));
+    line.textContent = words.replace(/\p{C}/gu, ""); // XML has no control characters
+    return new XMLSerializer().serializeToString(line);
+  };
+  const all = `width="${width * view.charts.length}" height="${height + 52}"`;
+  return `<svg xmlns="http://www.w3.org/2000/svg" ${all}><rect ${all} fill="#fff"/>${
+    text(22, 15, [figure.querySelector("h2").textContent, view.name].filter(Boolean).join(" · "))}${
+    text(40, 11, data.comparisons[id].about)}${parts.join("")}</svg>`;
+}
+
+async function savePicture(figure, kind) {
+  root.classList.add("on-paper");
+  const svg = await svgOf(figure).finally(() => root.classList.remove("on-paper"));
+  const name = `${viewOf(figure).file}.${kind}`;
+  if (kind === "svg") return save(name, "image/svg+xml", svg);
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
+  await image.decode();
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [2 * image.width, 2 * image.height];
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  canvas.toBlob((blob) => save(name, "image/png", blob));
+}
+
+function textsOf(table) {
+  return [...table.rows].map((row) => [...row.cells].map((cell) => {
+    const copy = cell.cloneNode(true);
+    copy.querySelectorAll("small").forEach((note) => note.remove());
+    return copy.textContent.replace(/\s+/g, " ").trim();
+  }));
+}
+
+function csvOf(table) {
+  const number = (text) => (/^([\d.]+×|\d{1,3}(,\d{3})+)$/.test(text) ? text.replace(/[×,]/g, "") : { "∞": "inf", "–": "" }[text] ?? text);
+  const rows = textsOf(table);
+  const columns = rows[0].flatMap((heading, n) => {
+    const parts = rows.slice(1).map((row) => row[n].split(" ± "));
+    const means = [heading, ...parts.map(([text]) => number(text))];
+    return parts.some((part) => part.length > 1) ? [means, [`${heading} ±`, ...parts.map((part) => part[1] ?? "")]] : [means];
+  });
+  const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  return rows.map((_, n) => `${columns.map((column) => quoted(column[n])).join(",")}\n`).join("");
+}
+
+const LATEX = {
+  "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "×": "$\\times$", "∞": "$\\infty$",
+  "θ": "$\\theta$", "·": "$\\cdot$", "–": "--",
+};
+
+function latexOf(table) {
+  const escaped = (text) => text.replace(/[\\{}$&#%_~^±×∞θ·–]/g, (sign) => LATEX[sign] ?? `\\${sign}`);
+  const kinds = [...table.rows[0].cells].slice(1).map((cell) => (cell.className === "folder" ? "l" : "r")).join("");
+  const [head, ...rows] = textsOf(table).map((row) => `${row.map(escaped).join(" & ")} \\\\`);
+  return ["% \\usepackage{booktabs}", `\\begin{tabular}{l${kinds}}`, "\\toprule", head, "\\midrule", ...rows, "\\bottomrule", "\\end{tabular}", ""].join("\n");
+}
+
+for (const button of document.querySelectorAll(".save button")) {
+  button.addEventListener("click", () => {
+    const block = button.closest(".block"), table = block.querySelector("table"), kind = button.value;
+    if (kind === "csv") save(`${table.dataset.file}.csv`, "text/csv", csvOf(table));
+    else if (kind === "tex") save(`${table.dataset.file}.tex`, "application/x-tex", latexOf(table));
+    else savePicture(block, kind);
   });
 }
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedsift.report.charts import Chart, FigureBlock, View, chart, curve
-from fedsift.report.collect import Comparison, ReportedRun, SeedGroup
+from fedsift.report.charts import Chart, FigureBlock, View, chart, curve, plain
+from fedsift.report.collect import ReportedRun
+from fedsift.report.comparisons import Comparison
+from fedsift.report.curves import rounds_axis
+from fedsift.report.groups import SeedGroup
 
 PARTS = {
     "w": ("ΔW", "--w"),
@@ -19,21 +22,23 @@ PARTS = {
     "header": ("header", "--header"),
 }
 """Parts of a message: name and color."""
+PATTERNS = {"m": "/", "v": "x", "c": ".", "p": "-", "b": "|", "mask": "\\"}
+"""The patterns of the parts' bars, so that they can be told apart in black and white."""
 
 
 def bytes_by_part(comparison: Comparison) -> FigureBlock:
     """Return the chart of a mean upload's bytes by part, in kB and as a share."""
-    sizes = {g.name: s for g in comparison.groups if (s := mean_upload(g.runs))}
+    sizes = {plain(g.name): s for g in comparison.groups if (s := mean_upload(g.runs))}
     names = list(sizes)[::-1]
     charts = []
     for share in (False, True):
         traces = []
-        for part, (title, color) in PARTS.items():
+        for part in PARTS:
             shown = [sizes[name].get(part, 0.0) for name in names]
             whole = [sum(sizes[name].values()) for name in names]
             values = [100 * x / y if share else x / 1e3 for x, y in zip(shown, whole, strict=True)]
             if any(shown):
-                traces.append(bar(names, values, title, color, share))
+                traces.append(bar(names, values, part, share))
         unit = "share of an upload, %" if share else "kB per upload"
         totals = [] if share else [total_label(n, sum(s.values()) / 1e3) for n, s in sizes.items()]
         most = 1.15 * max((sum(s.values()) / 1e3 for s in sizes.values()), default=1)
@@ -43,9 +48,13 @@ def bytes_by_part(comparison: Comparison) -> FigureBlock:
                   annotations=totals, height=70 + 34 * len(names))
         )  # fmt: skip
     note = "The mean upload of a client over all rounds. A shared mask is sent only once."
-    legend = [pair for part, pair in PARTS.items() if any(s.get(part) for s in sizes.values())]
+    legend = [
+        (*pair, PATTERNS.get(part, ""))
+        for part, pair in PARTS.items()
+        if any(s.get(part) for s in sizes.values())
+    ]
     return FigureBlock(
-        "Where the bytes go", note, [View("", charts, legend)] if sizes else [], wide=True
+        "Where the bytes go", note, [View("", charts, legend)] if sizes else [], True, "bytes"
     )
 
 
@@ -58,16 +67,17 @@ def mean_upload(runs: Sequence[ReportedRun]) -> dict[str, float]:
     return {part: sum(line["bytes"].get(part, 0) for line in lines) / uploads for part in PARTS}
 
 
-def bar(names: list[str], values: list[float], title: str, color: str, share: bool) -> Chart:
+def bar(names: list[str], values: list[float], part: str, share: bool) -> Chart:
     """Return the bars of one part."""
-    unit = "%" if share else "kB"
+    unit, (title, color) = "%" if share else "kB", PARTS[part]
+    pattern = {"shape": PATTERNS.get(part, ""), "fgcolor": "--card", "size": 6, "solidity": 0.18}
     return {
         "type": "bar",
         "orientation": "h",
         "y": names,
         "x": values,
         "name": title,
-        "marker": {"color": color},
+        "marker": {"color": color, "pattern": {**pattern, "fillmode": "overlay"}},
         "hovertemplate": f"{title}: %{{x:.2f}} {unit}<extra>%{{y}}</extra>",
     }
 
@@ -93,7 +103,7 @@ def overlap(comparison: Comparison) -> FigureBlock:
             xs = [n for n, mask in known if mask]
             masks = [mask for _, mask in known if mask]
             hover = f"{'mask' if len(roles) > 1 else 'mask of Δ' + roles.upper()}: %{{y:.2%}}"
-            dash = {} if len(roles) > 1 else {"line": role_line(group, roles)}
+            dash = {} if len(roles) > 1 else role_look(group, roles)
             overlaps.append(curve(group, xs, [m["overlap"] for m in masks], hover, **dash))
             cover.append(curve(group, xs, [m["union"] for m in masks], hover, **dash))
             d = group.first.summary.get("parameters")
@@ -103,8 +113,8 @@ def overlap(comparison: Comparison) -> FigureBlock:
     y = {"title": "overlap of two clients' masks", "tickformat": ".0%", "rangemode": "tozero"}
     union = {**y, "title": "coordinates that at least one client sends"}
     charts = [
-        chart(overlaps, {"title": "round"}, y, **levels(chances, "by chance")),
-        chart(cover, {"title": "round"}, union, **levels(chances, "one client")),
+        chart(overlaps, rounds_axis(comparison.groups), y, **levels(chances, "by chance")),
+        chart(cover, rounds_axis(comparison.groups), union, **levels(chances, "one client")),
     ]
     note = (
         "Left: the share of a client's coordinates that another client also sends, mean over all "
@@ -113,14 +123,15 @@ def overlap(comparison: Comparison) -> FigureBlock:
     if any("of Δ" in trace["hovertemplate"] for trace in overlaps):
         note += " Methods with separate masks for ΔW, ΔM and ΔV: solid, dashed, dotted."
     return FigureBlock(
-        "Do clients choose the same coordinates?", note, [View("", charts)], wide=True
+        "Do clients choose the same coordinates?", note, [View("", charts)], True, "masks"
     )
 
 
-def role_line(group: SeedGroup, role: str) -> dict[str, Any]:
-    """Return the line style of one of three masks."""
+def role_look(group: SeedGroup, role: str) -> dict[str, Any]:
+    """Return the name and the line style of one of three masks."""
     dash = {"w": "solid", "m": "dash", "v": "dot", "c": "dashdot"}[role]
-    return {"color": f"--c{group.color}", "dash": dash, "width": 2}
+    line = {"color": f"--c{group.color}", "dash": dash, "width": 2}
+    return {"name": f"{plain(group.name)}, {PARTS[role][0]}", "line": line}
 
 
 def level(y: float, text: str) -> tuple[Chart, Chart]:
@@ -167,7 +178,10 @@ def pairs(comparison: Comparison) -> FigureBlock:
             )
     note = "The share of a client's coordinates that another client also sends; at most 20 clients."
     return FigureBlock(
-        "Which clients are similar?", note, views[::-1] if len(comparison.groups) == 1 else views
+        "Which clients are similar?",
+        note,
+        views[::-1] if len(comparison.groups) == 1 else views,
+        file="similarity",
     )
 
 
@@ -206,7 +220,7 @@ def magnitudes(comparison: Comparison) -> FigureBlock:
         "The values that all clients sent in rounds 1, 2, 5, 10 and so on. The area under a curve "
         "is the share of values that are not zero."
     )
-    return FigureBlock("How large are the updates?", note, views, wide=True)
+    return FigureBlock("How large are the updates?", note, views, True, "magnitudes")
 
 
 def density(lines: Sequence[Mapping[str, Any]], role: str) -> Chart:
@@ -256,7 +270,7 @@ def labels(comparison: Comparison) -> FigureBlock:
         for seed, clients in [key]
     ]
     note = "Samples of each class on each client; the bars above are each client's total."
-    return FigureBlock("How is the data distributed?", note, views)
+    return FigureBlock("How is the data distributed?", note, views, file="data")
 
 
 def data_chart(counts: Sequence[Sequence[int]]) -> Chart:

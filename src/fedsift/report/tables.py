@@ -6,15 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsift.report.collect import (
-    Comparison,
-    ReportedRun,
-    SeedGroup,
-    Spread,
-    all_settings,
-    to_target,
-    values_of,
-)
+from fedsift.report.clients import SUMMARIES
+from fedsift.report.collect import ReportedRun
+from fedsift.report.comparisons import Comparison
+from fedsift.report.groups import SeedGroup, Spread, all_settings, to_target, values_of
+from fedsift.report.quantities import ACCURACY, quantities_of
 from fedsift.runs.compare import MIBIT, megabytes, mibit, reached
 
 
@@ -28,19 +24,40 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class ComparisonRow:
-    """A group's row in the comparison."""
+class TableColumn:
+    """A column's heading, and what it holds: numbers, numbers to the target, or paths."""
 
-    group: SeedGroup
-    to_target: Sequence[Cell]
-    results: Sequence[Cell]
+    name: str
+    kind: str = "number"
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row's name, its other cells, and the group that it belongs to."""
+
+    name: str
+    cells: Sequence[Cell]
+    group: SeedGroup | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: the name of its file, its heading and note, the heading of the rows, its columns."""
+
+    file_name: str
+    title: str
+    note: str
+    corner: str
+    columns: Sequence[TableColumn]
+    rows: Sequence[TableRow]
 
 
 TO_TARGET = ("MB up", "vs dense", "rounds", "Mibit", "ratio")
 """Columns that depend on the target."""
+RunValue = Callable[[ReportedRun], float | None]
 
 
-def scaled(key: str, unit: float) -> Callable[[ReportedRun], float | None]:
+def scaled(key: str, unit: float) -> RunValue:
     """Return a function that gives a value of a run's summary in a unit."""
 
     def value(run: ReportedRun) -> float | None:
@@ -50,12 +67,12 @@ def scaled(key: str, unit: float) -> Callable[[ReportedRun], float | None]:
     return value
 
 
-def percent_of(key: str) -> Callable[[ReportedRun], float | None]:
-    """Return a function that gives a value of a run's summary in percent."""
+def last_value(key: str, unit: float = 1) -> RunValue:
+    """Return a function that gives the last known value of a column of the metrics in a unit."""
 
     def value(run: ReportedRun) -> float | None:
-        x = run.summary.get(key)
-        return None if x is None else float(100 * x)
+        known = [x for r in run.history if (x := r.get(key)) is not None]
+        return known[-1] / unit if known else None
 
     return value
 
@@ -66,26 +83,47 @@ def fewer_than_dense(run: ReportedRun) -> float | None:
     return dense / sent if dense and sent else None
 
 
-OVERALL: dict[str, Callable[[ReportedRun], float | None]] = {
-    "best, %": percent_of("best_accuracy"),
-    "final, %": percent_of("final_accuracy"),
-    "total MB up": scaled("uplink_bytes", 1e6),
-    "total MB down": scaled("downlink_bytes", 1e6),
-    "total Mibit": scaled("uplink_bits_paper", MIBIT),
-    "s/round": scaled("seconds_per_round", 1),
-}
-"""Results of a whole run: the heading of the column, and its value."""
+def results_of(comparison: Comparison) -> dict[str, RunValue]:
+    """Return the results of whole runs: the heading of the column, and its value."""
+    own = [q for q in quantities_of(comparison.runs) if q != ACCURACY]
+    has_accuracy = any(run.summary.get("best_accuracy") is not None for run in comparison.runs)
+    if has_accuracy:
+        own = [q for q in own if q.key != "loss"]
+    accuracies = {
+        "best, %": scaled("best_accuracy", 0.01),
+        "final, %": scaled("final_accuracy", 0.01),
+    }
+    return {
+        **(accuracies if has_accuracy else {}),
+        **{f"final {q.title}": last_value(q.key) for q in own},
+        "total MB up": scaled("uplink_bytes", 1e6),
+        "total MB down": scaled("downlink_bytes", 1e6),
+        "total Mibit": scaled("uplink_bits_paper", MIBIT),
+        "s/round": scaled("seconds_per_round", 1),
+    }
 
 
-def comparison_rows(comparison: Comparison, target: float | None) -> list[ComparisonRow]:
+def comparison_table(comparison: Comparison, target: float | None) -> Table:
     """Return what each group needs to reach the target, and its results, as in Table 1."""
     spent = [to_target(g, target, mibit) if target else Spread(()) for g in comparison.groups]
     fewest = min((s.mean for s in spent if s.mean is not None), default=None)
+    results = {} if len(comparison.groups) == 1 else results_of(comparison)
+    seeds = most_seeds(comparison) > 1
     rows = []
     for group, bits in zip(comparison.groups, spent, strict=True):
-        cells = target_cells(group, target, bits, fewest) if target else []
-        rows.append(ComparisonRow(group, cells, [result(group, name) for name in OVERALL]))
-    return rows
+        cells = [Cell(str(len(group.runs)), len(group.runs))] if seeds else []
+        cells += target_cells(group, target, bits, fewest) if target else []
+        cells += [result(group, value) for value in results.values()]
+        rows.append(TableRow(group.name, cells, group))
+    columns = [TableColumn("seeds")] if seeds else []
+    columns += [TableColumn(name, "number to-target") for name in TO_TARGET] if target else []
+    columns += [TableColumn(name) for name in results]
+    return Table("results", "Results", "", "method", columns, rows)
+
+
+def most_seeds(comparison: Comparison) -> int:
+    """Return the largest number of seeds of a group."""
+    return max(len(group.runs) for group in comparison.groups)
 
 
 def target_cells(group: SeedGroup, target: float, bits: Spread, fewest: float | None) -> list[Cell]:
@@ -132,9 +170,9 @@ def whole(text: str) -> str:
     return text if "±" in text else text.removesuffix(".00")
 
 
-def result(group: SeedGroup, name: str) -> Cell:
+def result(group: SeedGroup, value: RunValue) -> Cell:
     """Return one of a group's results."""
-    spread = Spread(tuple(OVERALL[name](run) for run in group.runs))
+    spread = Spread(tuple(value(run) for run in group.runs))
     return Cell(spread.text(missing="–"), sort_key(spread.mean))
 
 
@@ -146,7 +184,6 @@ def sort_key(x: float | None) -> float:
 def tiles(comparison: Comparison) -> list[tuple[str, str]]:
     """Return the results of a single group, to show in large type."""
     (group,) = comparison.groups
-    dense = Spread(tuple(fewer_than_dense(run) for run in group.runs)).mean
     names = {
         "final, %": "final accuracy, %",
         "best, %": "best accuracy, %",
@@ -155,27 +192,50 @@ def tiles(comparison: Comparison) -> list[tuple[str, str]]:
         "total Mibit": "Mibit by the paper's formula",
         "s/round": "seconds per round",
     }
-    found = [(result(group, key).text, name) for key, name in names.items()]
-    return [*found[:3], (times(dense) or "–", "fewer than dense FedAdam"), *found[3:]]
+    found = []
+    for heading, value in results_of(comparison).items():
+        found.append((result(group, value).text, names.get(heading, heading)))
+        if heading == "total MB up":
+            dense = Spread(tuple(fewer_than_dense(run) for run in group.runs)).mean
+            found.append((times(dense) or "–", "fewer than dense FedAdam"))
+    return found
 
 
-def configuration(comparison: Comparison) -> tuple[list[tuple[str, str]], list[list[str]]]:
-    """Return the settings that all groups share, and a table of the others."""
-    keys = [
-        k for k in all_settings(comparison.groups) if k not in ("algorithm", "dataset", "model")
-    ]
-    same, differing = [], []
-    for key in keys:
-        values = [str_of(group.first.setting(key)) for group in comparison.groups]
+def fairness_table(comparison: Comparison) -> Table | None:
+    """Return the summaries of the clients' accuracies; None if they were not measured."""
+    worst = last_value(SUMMARIES["worst client"].key, 0.01)
+    groups = [g for g in comparison.groups if any(worst(run) is not None for run in g.runs)]
+    if not groups:
+        return None
+    units = {"deviation": "points"}
+    columns = [TableColumn(f"{name}, {units.get(name, '%')}") for name in SUMMARIES]
+    values = [last_value(quantity.key, 0.01) for quantity in SUMMARIES.values()]
+    rows = [TableRow(g.name, [result(g, value) for value in values], g) for g in groups]
+    note = (
+        "Accuracy on the clients after the last round that was evaluated: the lowest, that which "
+        "nine out of ten clients exceed, the mean, and the standard deviation in percentage points."
+    )
+    return Table("fairness", "Fairness between clients", note, "method", columns, rows)
+
+
+def settings(comparison: Comparison) -> tuple[list[tuple[str, str]], Table | None]:
+    """Return the settings that all groups share, and a table of the others, if there are any."""
+    groups, same, rows = comparison.groups, [], []
+    for key in all_settings(groups):
+        if key in ("algorithm", "dataset", "model"):
+            continue
+        values = [str_of(group.first.setting(key)) for group in groups]
         name = key.replace("_", "-")
-        if len(values_of(comparison.groups, key)) > 1:
-            differing.append([name, *values])
+        if len(values_of(groups, key)) > 1:
+            rows.append(TableRow(name, [Cell(value or "–", value) for value in values]))
         elif values[0]:
             same.append((name, values[0]))
     if len(comparison.runs) == 1:
         (run,) = comparison.runs
         same += [("seed", str_of(run.setting("seed"))), ("folder", run.folder)]
-    return same, differing
+    columns = [TableColumn(group.name) for group in groups]
+    table = Table("settings", "Settings that differ", "", "setting", columns, rows)
+    return [pair for pair in same if pair[1]], table if rows else None
 
 
 def environments(runs: Sequence[ReportedRun]) -> list[tuple[str, str]]:
@@ -187,22 +247,32 @@ def environments(runs: Sequence[ReportedRun]) -> list[tuple[str, str]]:
     return [(key, ", ".join(values)) for key, values in found.items()]
 
 
-def every_run(comparison: Comparison) -> list[tuple[SeedGroup, list[Cell]]]:
-    """Return a row per run: its seed, results and folder."""
-    lines = []
+def every_run(comparison: Comparison) -> Table | None:
+    """Return a row per run: its seed, rounds, results and folder; None if there is only one."""
+    if len(comparison.runs) == 1:
+        return None
+    results = results_of(comparison)
+    rows = []
     for group in comparison.groups:
         for run in group.runs:
-            alone = SeedGroup([run])
-            seed, rounds = run.setting("seed"), run.rounds
-            stopped = run.summary.get("stopped_after") and f" of {run.setting('rounds')}"
+            seed, alone = run.setting("seed"), SeedGroup([run])
             cells = [
                 Cell(str_of(seed), seed if isinstance(seed, int) else 0),
-                Cell(f"{rounds}{stopped or ''}", rounds),
-                *(result(alone, name) for name in OVERALL),
+                Cell(rounds_text(run), run.rounds),
+                *(result(alone, value) for value in results.values()),
                 Cell(run.folder, run.folder),
             ]
-            lines.append((group, cells))
-    return lines
+            rows.append(TableRow(group.name, cells, group))
+    columns = [TableColumn(name) for name in ("seed", "rounds", *results)]
+    columns.append(TableColumn("folder", "folder"))
+    return Table("runs", "Every run", "", "method", columns, rows)
+
+
+def rounds_text(run: ReportedRun) -> str:
+    """Return a run's number of rounds, and of how many if it ended early."""
+    planned = run.setting("rounds")
+    is_short = isinstance(planned, int) and run.rounds < planned
+    return f"{run.rounds:,} of {planned:,}" if is_short else f"{run.rounds:,}"
 
 
 def str_of(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ def is_amount(x: Any) -> bool:
     >>> is_amount(0.5), is_amount(-1), is_amount("1"), is_amount(float("nan"))
     (True, False, False, False)
     """
-    return isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x < math.inf
+    return is_number(x) and x >= 0
 
 
 def is_number(x: Any) -> bool:
-    """Return whether a value is a finite number."""
-    return isinstance(x, int | float) and math.isfinite(x)
+    """Return whether a value is a finite number, also as a float."""
+    is_one = isinstance(x, int | float) and not isinstance(x, bool)
+    return is_one and abs(x) <= sys.float_info.max
 
 
 def is_missing_or(check: Check) -> Check:
@@ -41,6 +42,11 @@ METRICS: dict[str, Check] = {
     "downlink_bytes": is_amount,
     "seconds": is_amount,
 }
+CLIENTS: dict[str, Check] = {
+    "client_accuracy": lambda x: isinstance(x, list) and bool(x) and all(map(is_amount, x)),
+    **{f"client_accuracy_{name}": is_amount for name in ("mean", "worst", "p10", "std")},
+}
+"""Columns of a line of metrics.jsonl that has the accuracy on each client."""
 SUMMARY: dict[str, Check] = {
     **dict.fromkeys(
         (
@@ -118,12 +124,22 @@ def check_fields(values: Mapping[str, Any], checks: Mapping[str, Check], where: 
             raise ConfigError(f"{where} is damaged: {key} is wrong or missing; restore the file")
 
 
+def check_own_columns(line: Mapping[str, Any], where: str) -> None:
+    """Refuse a number that is not finite, and accuracies on clients without their summaries."""
+    for key, value in line.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and not is_number(value):
+            raise ConfigError(f"{where} is damaged: {key} is not a number; restore the file")
+    if any(key in line for key in CLIENTS):
+        check_fields(line, CLIENTS, where)
+
+
 def check_lines(
     lines: Sequence[Mapping[str, Any]], checks: Mapping[str, Check], file: Path
 ) -> None:
     """Refuse a file with a wrong line."""
     for number, line in enumerate(lines, start=1):
         check_fields(line, checks, f"line {number} of {file}")
+        check_own_columns(line, f"line {number} of {file}")
         pairs = line.get("shared") or {}
         if any(len(square) != len(line.get("clients") or ()) for square in pairs.values()):
             raise ConfigError(f"line {number} of {file} is damaged: shared does not fit clients")

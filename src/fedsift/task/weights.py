@@ -9,7 +9,7 @@ Weights = Literal["batch", "examples", "equal"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 
 
-def weight_of(weights: Weights, samples: int, batch: int) -> int:
+def weight_of(weights: Weights, samples: float, batch: float) -> float:
     """Return the weight of a client with this many samples and this mini-batch size.
 
     It grows with both, so the weight for the largest numbers is the largest weight.

@@ -1,0 +1,284 @@
+"""sift_common: sift with one mask for all clients, which they nominate; only sums are needed.
+
+This project's own method.
+
+All clients send whole numbers at the same coordinates, so a secure sum of them is exact:
+
+- The coordinates are dealt out to the clients, differently in every round. With its values, each
+  client names the largest coordinates in its share of what it has not sent. What all clients name
+  is everyone's mask in the next round: no extra trip is needed, and no indices travel with values.
+- The grid G holds the mask and the unit of its values: G_i is the unit in which coordinate i is
+  sent, and 0 outside of the mask. It is part of the global state (C), so everyone knows it.
+- Clients start from W plus a share of their residual. A coordinate is sent one round after it was
+  named, and would otherwise be learned twice.
+- V is sent for a fifth of the mask per round, as the logarithm of 1 + V/ε.
+- Everyone computes the server's velocity from the broadcast. The state has it in the place of M,
+  which is 0 at the start of a client's round.
+
+Error feedback, clipping and the averaged model are those of :func:`~fedsift.algorithms.sift.sift`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedsift.adam import AdamStep
+from fedsift.algorithms.compression import coder_of
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase
+from fedsift.algorithms.registry import method
+from fedsift.algorithms.settings import (
+    COUNT,
+    FRACTION,
+    Beta1,
+    Beta2,
+    Density,
+    Epsilon,
+    LearningRate,
+    LocalSteps,
+    ResidualDecay,
+    Setting,
+)
+from fedsift.algorithms.sift import (
+    Average,
+    Bits,
+    Clip,
+    Momentum,
+    WarmupRounds,
+    average_lag,
+    gradient_bound,
+)
+from fedsift.codec.update import CodedValues, Part, Parts
+from fedsift.codec.values import Integer, Linear
+from fedsift.selection.masks import num_kept, positions, top_k
+from fedsift.vector import State
+
+V_ROUNDS = 5
+"""Rounds in which V is sent once for every coordinate of a mask that stays the same."""
+V_UNIT = 0.5
+"""The unit in which changes of ln(1 + V/ε) are sent."""
+LEVEL = 4
+"""The value, in units, of a coordinate as large as those that clients named on average."""
+
+Shares = Annotated[
+    int,
+    Setting(
+        "Shares into which the coordinates are dealt: best the number of clients per round",
+        COUNT,
+        fixed=True,
+    ),
+]
+Ahead = Annotated[
+    float,
+    Setting("Share of its residual that a client adds to W at the start of a round", FRACTION),
+]
+
+
+@method("sift-common", label="sift, common mask", color="#16202a", dashed=True)
+def sift_common(
+    density: Density = 0.02,
+    shares: Shares = 20,
+    ahead: Ahead = 0.7,
+    decay: ResidualDecay = 0.95,
+    bits: Bits = 4,
+    momentum: Momentum = 0.5,
+    clip: Clip = 4.0,
+    warmup_rounds: WarmupRounds = 40,
+    average: Average = 0.05,
+    local_steps: LocalSteps = 30,
+    lr: LearningRate = 1e-3,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Epsilon = 1e-6,
+) -> Algorithm:
+    """Sift with one mask for all clients, which they nominate, and sums of whole numbers.
+
+    Uplink per client and round: (k + k/5) bits for values, and k/shares log₂ d for nominations.
+
+    >>> sift_common(density=0.5, shares=16).phase(1).paper_bits(1024)
+    2780.0
+    """
+
+    def sizes(d: int) -> Sizes:
+        return Sizes.of(d, num_kept(density, d), shares)
+
+    def local_start(state: State, memory: Memory) -> State:
+        w = state.w + ahead * decay * memory["residual"]
+        return state.replace(w=w, m=torch.zeros_like(state.m))
+
+    def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
+        size = sizes(context.d)
+        grid = Grid.of(update.start.c, size, context.round)
+        target = update.delta_w + decay * memory["residual"]
+        rise = grid.log_v(update.end.v, eps) - grid.log_v(update.start.v, eps)
+        values = CodedValues.of(grid.in_units(target, rise), Integer(bits))
+        residual = target - grid.dense_w(values.restore())
+        named = nominations(update.delta_w + decay * residual, context, size)
+        return (Part(None, {"p": values}), named), {"residual": residual}
+
+    def broadcast(context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
+        size, state = sizes(context.d), context.state
+        grid = Grid.of(state.c[None], size, context.round)
+        kept, kept_v = memory["residual"], memory["residual_v"]
+        total = mean.p[None] + grid.in_units(kept, kept_v.gather(-1, grid.of_v))
+        values = CodedValues.of(total, coder_of("w", bits, total.dtype))
+        sent = values.restore()
+        unsent = mean.p[None] - sent
+        velocity, step = nesterov(state.m[None], grid.dense_w(sent), momentum)
+        mask = next_grid(mean.c[None], velocity, size)
+        return (Part(None, {"p": values}), mask), {
+            "residual": kept + grid.dense_w(unsent),
+            "residual_v": kept_v + grid.dense_v(unsent),
+            "lag": average_lag(context.round, average, memory["lag"], step),
+        }
+
+    def apply(context: Context, state: State, received: State) -> State:
+        grid = Grid.of(state.c[None], sizes(context.d), context.round)
+        values, v = received.p[None], state.v[None]
+        velocity, step = nesterov(state.m, grid.dense_w(values)[0], momentum)
+        log_v = grid.log_v(v, eps) + grid.dense_v(values).gather(-1, grid.of_v)
+        v = v.scatter(-1, grid.of_v, eps * torch.expm1(log_v.clamp_min(0)))
+        return State(w=state.w + step, m=velocity, v=v[0], c=received.c)
+
+    def model(state: State, memory: Memory) -> Tensor:
+        return state.w + memory["lag"][0]
+
+    def paper_bits(d: int) -> float:
+        size = sizes(d)
+        return size.numbers * bits + size.named * math.log2(d)
+
+    @cache
+    def phase_with(bound: float) -> Phase:
+        step = AdamStep(lr, beta1, beta2, eps, clip=bound)
+        return Phase(
+            local_steps, step, send, paper_bits, local_start, broadcast, apply, summed=("p",)
+        )
+
+    return Algorithm(
+        lambda round: phase_with(gradient_bound(round, clip or math.inf, warmup_rounds)),
+        client_memory=("residual",),
+        server_memory=("residual", "residual_v", "lag"),
+        model=model,
+        state=("w", "m", "v", "c"),
+        lengths={"p": lambda layout: sizes(layout.d).numbers},
+    )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many coordinates there are, are in the mask, are named by a client, and have V sent."""
+
+    d: int
+    k: int
+    named: int
+    with_v: int
+    shares: int
+
+    @classmethod
+    def of(cls, d: int, k: int, shares: int) -> Sizes:
+        """Return the sizes for a model with d parameters and a mask of k.
+
+        >>> Sizes.of(d=21_840, k=437, shares=20)
+        Sizes(d=21840, k=437, named=22, with_v=88, shares=20)
+        """
+        shares = min(shares, d)
+        return cls(d, k, min(-(-k // shares), d // shares), -(-k // V_ROUNDS), shares)
+
+    @property
+    def numbers(self) -> int:
+        """The length of the message: W on the mask, then V on a part of it."""
+        return self.k + self.with_v
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The mask of a round as indices ``(clients, k)``, and the units of its coordinates.
+
+    ``of_v`` are the coordinates of which V is sent: a window that moves through the mask.
+    """
+
+    d: int
+    indices: Tensor
+    units: Tensor
+    of_v: Tensor
+
+    @classmethod
+    def of(cls, grid: Tensor, size: Sizes, round: int) -> Grid:
+        """Read the grid G ``(clients, d)``. As long as there is no mask, all units are 0."""
+        indices = positions(top_k(grid, size.k), size.k)
+        of_v = indices.roll(-round * size.with_v, -1)[..., : size.with_v]
+        return cls(size.d, indices, grid.gather(-1, indices), of_v)
+
+    def in_units(self, w: Tensor, log_v: Tensor) -> Tensor:
+        """Return W ``(clients, d)`` on the mask and changes of log V as numbers to send.
+
+        They are 0 as long as there is no mask.
+        """
+        is_set = self.units > 0
+        of_w = w.gather(-1, self.indices) * is_set / self.units.masked_fill(~is_set, 1)
+        of_v = log_v * is_set[..., : log_v.shape[-1]] / V_UNIT
+        return torch.cat([of_w, of_v], -1)
+
+    def dense_w(self, numbers: Tensor) -> Tensor:
+        """Return the change of W ``(clients, d)`` that is meant by numbers."""
+        k = self.indices.shape[-1]
+        zeros = numbers.new_zeros(len(numbers), self.d)
+        return zeros.scatter(-1, self.indices, numbers[..., :k] * self.units)
+
+    def dense_v(self, numbers: Tensor) -> Tensor:
+        """Return the change of log V ``(clients, d)`` that is meant by numbers."""
+        k = self.indices.shape[-1]
+        zeros = numbers.new_zeros(len(numbers), self.d)
+        return zeros.scatter(-1, self.of_v, numbers[..., k:] * V_UNIT)
+
+    def log_v(self, v: Tensor, eps: float) -> Tensor:
+        """Return ln(1 + V/ε) of the coordinates of which V is sent."""
+        return torch.log1p(v.gather(-1, self.of_v) / eps)
+
+
+def nominations(wanted: Tensor, context: Context, size: Sizes) -> Part:
+    """Return the largest coordinates in each client's share, with the unit it would like for them.
+
+    Client n names coordinates (n + t + j · shares) mod d in round t, j = 0, 1, ...
+    """
+    first = torch.tensor(context.clients, device=wanted.device)[:, None] + context.round
+    every = torch.arange(size.d // size.shares, device=wanted.device) * size.shares
+    share = (first + every) % size.d
+    largest = positions(top_k(wanted.gather(-1, share), size.named), size.named)
+    indices = share.gather(-1, largest).sort(-1).values
+    unit = wanted.gather(-1, indices).abs().mean(-1, keepdim=True) / LEVEL
+    return Part(indices, {"c": in_one_unit(unit.expand(indices.shape))})
+
+
+def next_grid(votes: Tensor, velocity: Tensor, size: Sizes) -> Part:
+    """Return the next mask, with its unit at every coordinate.
+
+    ``votes`` is the clients' mean of their units at the coordinates that they named. If the clients
+    named more than k coordinates, those with the most votes are in the mask; if fewer, then also
+    those that move fastest.
+    """
+    speed = velocity.abs()
+    mask = top_k(torch.where(votes > 0, speed.amax(-1, keepdim=True) + votes, speed), size.k)
+    indices = positions(mask, size.k)
+    unit = votes.sum(-1, keepdim=True) / size.named
+    return Part(indices, {"c": in_one_unit(unit.expand(indices.shape))})
+
+
+def in_one_unit(x: Tensor) -> CodedValues:
+    """Return equal values as one scale: their codes are all 1, and take no bytes."""
+    return CodedValues.of(x, Linear(2, block=None, float64_scales=x.dtype.itemsize > 4))
+
+
+def nesterov(velocity: Tensor, step: Tensor, momentum: float) -> tuple[Tensor, Tensor]:
+    """Return the velocity after a step, and the step with the next round's momentum.
+
+    >>> nesterov(torch.tensor(2.0), torch.tensor(1.0), momentum=0.5)
+    (tensor(2.), tensor(2.))
+    """
+    velocity = momentum * velocity + step
+    return velocity, momentum * velocity + step

@@ -1,0 +1,225 @@
+"""A request on a client: its state, its memory and its upload, whoever trains the model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from logging import ERROR, WARNING
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord
+from flwr.app import Context as NodeContext
+from flwr.supercore import log
+from torch import Tensor
+
+from fedsift.algorithms.buffers import client_values, with_buffers
+from fedsift.algorithms.method import (
+    Algorithm,
+    Context,
+    LossGradient,
+    Memory,
+    no_gradient,
+    zero_memory,
+)
+from fedsift.codec.errors import FrameError
+from fedsift.codec.frame import Spec, decode, encode, state_hash
+from fedsift.codec.limits import Limits
+from fedsift.engine.contract import ClientResult, Job
+from fedsift.federation.round import apply_broadcast, run_id
+from fedsift.federation.snapshot import state_from
+from fedsift.flower.arrays import values_of
+from fedsift.flower.protocol import TrainReply, TrainRequest
+from fedsift.flower.store import NO_RECEIPT, ClientState, ClientStore, receipt_of
+from fedsift.vector import Layout, State
+
+AppConfig = dict[str, bool | float | int | str]
+"""The run config of a Flower app."""
+MakeAlgorithm = Callable[[AppConfig], Algorithm]
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """A request on a client, with the method and the layout of the client's model.
+
+    ``algorithm`` is the method with the model's buffers. ``gradient`` computes the gradient of the
+    loss, if the model is known.
+    """
+
+    request: TrainRequest
+    method: Algorithm
+    algorithm: Algorithm
+    layout: Layout
+    client: int
+    store: ClientStore
+    gradient: LossGradient = no_gradient
+
+    @classmethod
+    def of(
+        cls,
+        request: TrainRequest,
+        method: Algorithm,
+        layout: Layout,
+        buffers: str,
+        client: int,
+        store: ClientStore,
+    ) -> ClientRound:
+        """Check that a request matches the client's algorithm and model."""
+        algorithm = with_buffers(method, layout, buffers)
+        layout = algorithm.layout_for(layout)
+        check_request(request, algorithm, layout)
+        return cls(request, method, algorithm, layout, client, store)
+
+    def updated(self) -> ClientState | None:
+        """Return what is stored with the request's global state; None if its delta does not fit."""
+        stored = self.store.load(self.layout)
+        state = self.updated_state(stored.state)
+        return None if state is None else replace(stored, state=state)
+
+    def updated_state(self, stored: State | None) -> State | None:
+        """Return the global state of the request; None if its delta does not lead to it."""
+        request, name, before = self.request, self.algorithm.name, self.request.round - 1
+        limits = Limits(run=request.run, round=before, algorithm=name, max_abs=float("inf"))
+        if request.kind == "full":
+            full = decode(request.frame, self.layout, replace(limits, base=bytes(8)))
+            state = state_from(full, self.layout, self.algorithm.state)
+            if state_hash(state) != request.state:
+                raise FrameError("the received state does not have the announced hash")
+            return state
+        if stored is None or (base := state_hash(stored)) == request.state:
+            return stored  # the same request may be delivered twice
+        try:
+            delta = decode(request.frame, self.layout, replace(limits, base=base))
+        except FrameError:
+            return None
+        context = self.context(before, stored)
+        state, _ = apply_broadcast(self.algorithm, context, stored, delta.parts)
+        if state_hash(state) != request.state:
+            log(WARNING, "this machine computes other bits than the server")
+            return None
+        return state
+
+    def context(self, round: int, state: State, clients: tuple[int, ...] = ()) -> Context:
+        """Return the context of a round that starts from the given state."""
+        return Context(self.layout, round, self.request.seed, clients, state, self.gradient)
+
+    def memory(self, stored: ClientState) -> Memory:
+        """Return the client's memory after its last merged upload; zeros before the first."""
+        assert stored.state is not None
+        receipt = self.receipt
+        if receipt in stored.memories:
+            return stored.memories[receipt]
+        if receipt != NO_RECEIPT:
+            log(WARNING, "the memory after the last merged upload is lost: starting from zeros")
+        return zero_memory(self.algorithm.client_memory, self.layout, stored.state.w)
+
+    def model_values(self, stored: ClientState, arrays: ArrayRecord | None) -> Tensor:
+        """Return the global model as this client uses it: its parameters, then its buffers.
+
+        ``arrays`` hold the model if the method's is not the global W.
+        """
+        state = stored.state
+        assert state is not None
+        values = torch.cat([state.w, state.b]) if self.layout.buffers else state.w
+        values = values if arrays is None else values_of(self.layout, arrays)
+        has_trained = self.receipt != NO_RECEIPT
+        memory = stored.memories.get(self.receipt) if has_trained else None
+        return client_values(self.layout, state, values, memory)
+
+    @property
+    def receipt(self) -> bytes:
+        """The receipt of the client's last merged upload."""
+        receipts = dict(zip(self.request.cohort, self.request.receipts, strict=False))
+        return receipts.get(self.client, NO_RECEIPT)
+
+    def upload(
+        self, stored: ClientState, train: Callable[[Job], ClientResult]
+    ) -> tuple[ClientResult, bytes]:
+        """Train and store what the next round needs; return the result, and its frame to send."""
+        assert stored.state is not None
+        request, memory = self.request, self.memory(stored)
+        phase = self.algorithm.phase(request.round)
+        memories = {self.client: memory}
+        job = Job(request.round, phase, stored.state, (self.client,), memories, request.weights)
+        result = train(job)
+        frame = encode(result.update, self.spec)
+        latest = {self.receipt: memory, receipt_of(frame): result.memory}
+        self.store.save(self.layout, stored.with_memories(latest, request.memories))
+        return result, frame
+
+    @property
+    def spec(self) -> Spec:
+        """The header fields of the client's frame."""
+        request, name = self.request, self.algorithm.name
+        return Spec(self.layout, name, request.round, self.client, request.run, request.state)
+
+
+def answer(request: TrainRequest, client: int, work: Callable[[], TrainReply]) -> TrainReply:
+    """Return the reply that some work makes within the round's time; if it fails, the reason."""
+    try:
+        with deadline(request.seconds):
+            return work()
+    except Exception as problem:
+        log(ERROR, "client %s failed in round %s", client, request.round, exc_info=problem)
+        return TrainReply(client, "failed", reason=f"{type(problem).__name__}: {problem}")
+
+
+def chosen_algorithm(algorithm: Algorithm | MakeAlgorithm, context: NodeContext) -> Algorithm:
+    """Return the algorithm, made from the app's run config if it is given as a function."""
+    return algorithm if isinstance(algorithm, Algorithm) else algorithm(context.run_config)
+
+
+def store_of(folder: Path | None, request: TrainRequest, client: int) -> ClientStore:
+    """Return a client's file for a run: in a folder, or in ``fedsift`` in Flower's folder."""
+    flower = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
+    return ClientStore((folder or flower / "fedsift") / request.run.hex() / f"client-{client}")
+
+
+def partition_of(context: NodeContext) -> tuple[int, int]:
+    """Return a node's client number, and the number of clients, from its configuration."""
+    try:
+        numbers = (context.node_config[key] for key in ("partition-id", "num-partitions"))
+        client, clients = map(int, numbers)
+    except KeyError:
+        raise ValueError(
+            "start this SuperNode with --node-config 'partition-id=N num-partitions=M'"
+        ) from None
+    return client, clients
+
+
+def check_request(request: TrainRequest, algorithm: Algorithm, layout: Layout) -> None:
+    """Refuse a request that does not match the client's algorithm and model."""
+    if request.algorithm != repr(algorithm):
+        raise ValueError(
+            f"the server runs {request.algorithm}, this client {algorithm!r}: use the same "
+            "algorithm and settings on both sides"
+        )
+    seed, batch_size = request.seed, request.batch_size or None
+    if request.run != run_id(layout, algorithm, seed, batch_size, request.weights):
+        raise ValueError(
+            "the server's model has different parameters than this client's, another setting "
+            "buffers, or another input_shape: pass fedsift.flower.arrays_of(model) to the server"
+        )
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError after this time, as a client that hangs would block its node forever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def give_up(signum: int, frame: object) -> None:
+        raise TimeoutError(f"training did not finish within the round's {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,65 @@
+"""The whole protocol in one process, for simulations: every message is built, sent and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedsift.privacy.secure.client import SecureClient
+from fedsift.privacy.secure.integers import Integers
+from fedsift.privacy.secure.messages import SecureStage
+from fedsift.privacy.secure.refusal import Refusal
+from fedsift.privacy.secure.server import Replies, Request, SecureServer, SecureSum
+
+
+@dataclass
+class StageBytes:
+    """The bytes of each stage's messages, over all clients: requests go down, replies up."""
+
+    up: dict[SecureStage, int] = field(default_factory=dict)
+    down: dict[SecureStage, int] = field(default_factory=dict)
+
+    def count(self, request: Request, replies: Replies) -> None:
+        """Add the messages of a stage."""
+        for found, messages in ((self.down, request.messages), (self.up, replies)):
+            size = sum(map(len, messages.values()))
+            found[request.stage] = found.get(request.stage, 0) + size
+
+
+Answer = Callable[[SecureStage, int, bytes], bytes | None]
+"""Returns a client's reply to a request of a stage; None if the client is lost."""
+
+
+def run_exchange(
+    server: SecureServer, round: int, cohort: Sequence[int], n: int, largest: int, answer: Answer
+) -> tuple[SecureSum, StageBytes]:
+    """Run the protocol for a round. Lost clients do not get the requests that follow."""
+    protocol = server.sum_round(round, cohort, n, largest)
+    sizes, replies = StageBytes(), None
+    while True:
+        try:
+            request = protocol.send(replies) if replies is not None else next(protocol)
+        except StopIteration as end:
+            return end.value, sizes
+        answers = {u: answer(request.stage, u, m) for u, m in request.messages.items()}
+        replies = {u: reply for u, reply in answers.items() if reply is not None}
+        sizes.count(request, replies)
+
+
+def reply_of(
+    client: SecureClient, stage: SecureStage, request: bytes, codes: Callable[[], Integers]
+) -> bytes:
+    """Return a client's reply to a request, or raise :class:`Refusal`."""
+    if stage is SecureStage.MASKED:
+        return client.mask(request, codes())
+    methods: Mapping[SecureStage, Callable[[bytes], bytes]] = {
+        SecureStage.KEYS: client.keys,
+        SecureStage.SHARES: client.deal_shares,
+        SecureStage.CONSENT: client.consent,
+        SecureStage.REVEAL: client.reveal,
+        SecureStage.RECOVER: client.recover,
+    }
+    return methods[stage](request)
+
+
+__all__ = ["Answer", "Refusal", "StageBytes", "reply_of", "run_exchange"]

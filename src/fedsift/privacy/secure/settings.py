@@ -1,0 +1,57 @@
+"""The settings of secure aggregation, and the checks that they are possible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsift.privacy.secure.graph import default_neighbors
+
+MIN_CLIENTS = 3
+
+
+@dataclass(frozen=True)
+class SecureSettings:
+    """How many neighbors each client has, and how many of them must take part.
+
+    ``neighbors`` is the number of clients with which each client masks and shares its key; 0 takes
+    the number of ``graph.default_neighbors``. ``threshold`` of them restore the key of a client
+    that was lost, and must agree on the clients in the sum; 0 takes three fifths plus one.
+
+    >>> SecureSettings().resolved(clients=20)
+    SecureSettings(neighbors=19, threshold=12)
+    """
+
+    neighbors: int = 0
+    threshold: int = 0
+
+    def resolved(self, clients: int) -> SecureSettings:
+        """Return the numbers for a round with this many clients, after checking them."""
+        if clients < MIN_CLIENTS:
+            raise ValueError(
+                f"secure aggregation needs at least {MIN_CLIENTS} clients per round, got {clients}"
+            )
+        neighbors = self.neighbors or default_neighbors(clients)
+        check_neighbors(neighbors, clients)
+        threshold = self.threshold or 3 * neighbors // 5 + 1
+        if not max(2, neighbors // 2 + 1) <= threshold <= neighbors:
+            raise ValueError(
+                f"secure_threshold must be from {max(2, neighbors // 2 + 1)} to {neighbors}, more "
+                f"than half of each client's {neighbors} neighbors, got {threshold}"
+            )
+        return SecureSettings(neighbors, threshold)
+
+
+def check_neighbors(neighbors: int, clients: int) -> None:
+    """Check that each of the clients can have this many neighbors.
+
+    >>> check_neighbors(5, 7)
+    Traceback (most recent call last):
+    ...
+    ValueError: secure_neighbors must be an even number from 2 to 6, or 6 for all, got 5
+    """
+    if neighbors != clients - 1 and (neighbors % 2 or not 2 <= neighbors < clients):
+        most = clients - 1
+        raise ValueError(
+            f"secure_neighbors must be an even number from 2 to {most}, or {most} for all, "
+            f"got {neighbors}"
+        )

@@ -1,0 +1,103 @@
+"""The content of a report: for each comparison its figures and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedsift.report import tables
+from fedsift.report.charts import FigureBlock, slug
+from fedsift.report.clients import by_client
+from fedsift.report.collect import ReportedRun
+from fedsift.report.comparisons import Comparison, arrange, likely_target, ranked
+from fedsift.report.curves import by_rounds, by_traffic
+from fedsift.report.sent import bytes_by_part, labels, magnitudes, overlap, pairs
+from fedsift.report.tables import Table
+
+FIGURES = (by_traffic, by_rounds, by_client, bytes_by_part, overlap, magnitudes, pairs, labels)
+"""Functions that make the figures, in the page's order; figures without views are omitted."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """The figures and tables of one comparison."""
+
+    id: str
+    comparison: Comparison
+    target: float | None
+    results: Table
+    tiles: Sequence[tuple[str, str]]
+    blocks: Sequence[FigureBlock]
+    fairness: Table | None
+    same: Sequence[tuple[str, str]]
+    differing: Table | None
+    runs: Table | None
+
+    @property
+    def seeds(self) -> int:
+        """The largest number of seeds of a group."""
+        return tables.most_seeds(self.comparison)
+
+    @property
+    def name(self) -> str:
+        """The data, the model and the partition."""
+        return ", ".join([self.comparison.name, *self.partition])
+
+    @property
+    def folder_name(self) -> str:
+        """The name of the folder of its files, where there are several sections."""
+        return slug(self.name)
+
+    @property
+    def partition(self) -> list[str]:
+        """The partition in words; none if the clients came with their data."""
+        partition = self.comparison.partition
+        return [] if partition == "own" else [f"partition {partition}"]
+
+    @property
+    def tables(self) -> list[Table]:
+        """Every table of the section."""
+        found = (self.results, self.fairness, self.differing, self.runs)
+        return [table for table in found if table is not None and table.columns]
+
+    @property
+    def about(self) -> str:
+        """A line with what the section's runs have in common."""
+        comparison, same = self.comparison, dict(self.same)
+        words = [comparison.name.replace(", ", " · ")]
+        counts = {d for run in comparison.runs if (d := run.summary.get("parameters"))}
+        if len(counts) == 1:
+            words[0] += f" ({counts.pop():,} parameters)"
+        if "clients" in same:
+            words.append(tables.number_of(same["clients"], "client"))
+        words += self.partition
+        lengths = {tables.rounds_text(run) for run in comparison.runs}
+        if len(lengths) == 1:
+            words.append(tables.number_of(lengths.pop(), "round"))
+        if self.seeds > 1:
+            words.append(f"up to {self.seeds} seeds")
+        return " · ".join(words)
+
+
+def sections_of(runs: Sequence[ReportedRun], target: float | None = None) -> list[Section]:
+    """Return a section for each set of runs that can be compared."""
+    return [section(comparison, n, target) for n, comparison in enumerate(arrange(runs))]
+
+
+def section(comparison: Comparison, number: int, target: float | None) -> Section:
+    """Return the section of a comparison; without a target, choose one."""
+    target = target or likely_target(comparison)
+    comparison = ranked(comparison, target)
+    same, differing = tables.settings(comparison)
+    return Section(
+        id=f"comparison{number}",
+        comparison=comparison,
+        target=target,
+        results=tables.comparison_table(comparison, target),
+        tiles=tables.tiles(comparison) if len(comparison.groups) == 1 else [],
+        blocks=[block for make in FIGURES if (block := make(comparison)).views],
+        fairness=tables.fairness_table(comparison),
+        same=same,
+        differing=differing,
+        runs=tables.every_run(comparison),
+    )

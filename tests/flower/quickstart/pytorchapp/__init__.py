@@ -1,0 +1,1 @@
+"""pytorchapp: a Flower app for PyTorch, in the form of Flower's own quickstart."""

@@ -1,0 +1,80 @@
+"""README's diff, applied to an app in the form of Flower's PyTorch quickstart."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from inline import InlineGrid, InlineNode
+
+from fedsift.flower import exchange
+
+HERE = Path(__file__).parent
+README = HERE.parents[1] / "README.md"
+NODES, ROUNDS = 10, 6
+CONFIG = {
+    "num-server-rounds": ROUNDS, "fraction-evaluate": 0.5, "local-epochs": 2, "learning-rate": 0.1,
+    "batch-size": 32,
+}  # fmt: skip
+
+
+@pytest.fixture
+def app(tmp_path, monkeypatch):
+    """A copy of the app, which runs in the current folder."""
+    shutil.copytree(HERE / "quickstart", tmp_path / "app")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "app"))
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setattr(exchange, "POLL_SECONDS", 0.0)
+    yield tmp_path / "app"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pytorchapp"]:
+        del sys.modules[name]
+
+
+def apply_readme(app):
+    """Apply the diff in README's section about Flower."""
+    _, _, section = README.read_text(encoding="utf-8").partition("\n## Run on Flower\n")
+    found = re.search(r"^```diff\n(.*?)^```", section.partition("\n## ")[0], re.M | re.S)
+    subprocess.run(
+        ["git", "apply", "--verbose", "-"],
+        input=found[1], text=True, check=True, cwd=app / "pytorchapp",
+    )  # fmt: skip
+
+
+def run():
+    """Run the app in this process, and return the accuracy of the model that it saves."""
+    torch.manual_seed(0)
+    client = import_module("pytorchapp.client_app").app
+    server = import_module("pytorchapp.server_app").app
+    grid = InlineGrid((InlineNode(client, n, NODES) for n in range(NODES)), CONFIG)
+    server(grid, Context(1, 1, {}, RecordDict(), CONFIG))
+    task = import_module("pytorchapp.task")
+    model = task.Net()
+    model.load_state_dict(torch.load("final_model.pt"))
+    _, loader = task.load_data(0, 1, 500)
+    return task.test(model, loader, "cpu")[1]
+
+
+def test_the_app_learns_without_fedsift(app):
+    assert run() > 0.8
+
+
+def test_the_app_learns_with_the_diff_of_the_readme(app):
+    apply_readme(app)
+    assert run() > 0.8
+    lines = Path("run", "metrics.jsonl").read_text().splitlines()
+    history = [json.loads(line) for line in lines]
+    assert [record["clients"] for record in history] == [NODES] * ROUNDS
+    evaluations = [record["evaluation"] for record in history]
+    assert [(x["clients"], x["problems"]) for x in evaluations] == [(NODES // 2, {})] * ROUNDS
+    assert evaluations[-1]["metrics"]["eval_acc"] > 0.8
+    summary = json.loads(Path("run", "summary.json").read_text())
+    dense = 4 * summary["parameters"] * ROUNDS
+    assert summary["uplink_bytes"] < dense / 55
+    assert summary["downlink_bytes"] < dense / 5

@@ -1,0 +1,99 @@
+"""sift_common: one mask for all clients, by nomination, and sums of whole numbers."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from oracle import Gradient, Vector, adam, count, quantize, start, top_k
+from oracles.common import Cohorts, mean_of
+
+
+def sift_common(
+    gradients: Sequence[Gradient],
+    weights: Sequence[float],
+    w0: npt.ArrayLike,
+    cohorts: Cohorts,
+    *,
+    density: float,
+    shares: int,
+    ahead: float,
+    decay: float,
+    bits: int,
+    momentum: float,
+    clip: float,
+    warmup_rounds: int,
+    average: float,
+    local_steps: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> tuple[Vector, Vector, Vector, Vector, Vector]:
+    """Return W, the velocity, V, the grid and the model, which is W's average."""
+    W, _, V = start(w0)
+    A, d = W, W.size
+    k = count(density, d)
+    parts = min(shares, d)
+    named = min(math.ceil(k / parts), d // parts)
+    with_v = math.ceil(k / 5)
+    top = 2 ** (bits - 1) - 1
+    e = [np.zeros(d) for _ in gradients]
+    velocity, left_w, left_v, grid = np.zeros(d), np.zeros(d), np.zeros(d), np.zeros(d)
+    mask: list[int] = []
+    unit = 0.0
+
+    for t, cohort in enumerate(cohorts, 1):
+        bound = clip * min(1, math.ceil(4 * t / warmup_rounds) / 4) if clip else math.inf
+        window = [mask[(t * with_v + j) % k] for j in range(with_v)] if mask else []
+        sent_w, sent_v, votes, units = [], [], [], []
+        for n in cohort:
+            begin = W + ahead * decay * e[n]
+            w, _, v = adam(
+                gradients[n], (begin, np.zeros(d), V), local_steps, lr, beta1, beta2, eps, bound
+            )
+            u = w - begin + decay * e[n]
+            sent = np.zeros(d)
+            for i in mask:
+                sent[i] = np.clip(np.round(u[i] / unit), -top, top)
+            rise = np.zeros(d)
+            for i in window:
+                change = np.log(1 + v[i] / eps) - np.log(1 + V[i] / eps)
+                rise[i] = np.clip(np.round(change / 0.5), -top, top)
+            e[n] = u - unit * sent
+            wanted = w - begin + decay * e[n]
+            share = [(n + t + j * parts) % d for j in range(d // parts)]
+            largest = sorted(share, key=lambda i, x=wanted: -abs(x[i]))[:named]
+            own = np.mean(np.abs(wanted[largest])) / 4
+            vote = np.zeros(d)
+            vote[largest] = own
+            sent_w.append(sent)
+            sent_v.append(rise)
+            votes.append(vote)
+            units.append(own)
+
+        step = np.zeros(d)
+        if mask:
+            mean_w = mean_of(cohort, sent_w, weights)[mask] + left_w[mask] / unit
+            mean_v = mean_of(cohort, sent_v, weights)[window] + left_v[window]
+            values = np.concatenate([mean_w, mean_v])
+            restored = quantize(values, bits)
+            step[mask] = unit * restored[:k]
+            left_w[mask] = unit * (values - restored)[:k]
+            left_v[window] = (values - restored)[k:]
+            rise = np.log(1 + V[window] / eps) + 0.5 * restored[k:]
+            V = V.copy()
+            V[window] = eps * (np.exp(np.maximum(rise, 0)) - 1)
+        velocity = momentum * velocity + step
+        W = W + momentum * velocity + step
+        A = A + (W - A) / (1 + average * (t - 1))
+
+        vote = mean_of(cohort, votes, weights)
+        speed = np.abs(velocity)
+        score = np.where(vote > 0, speed.max() + vote, speed)
+        mask = [int(i) for i in np.flatnonzero(top_k(score, k))]
+        unit = float(mean_of(cohort, units, weights))
+        grid = np.zeros(d)
+        grid[mask] = unit
+    return W, velocity, V, grid, A
