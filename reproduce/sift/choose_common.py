@@ -3,15 +3,16 @@
     python reproduce/sift/choose_common.py
 
 A tenth of the training images is held out from all clients and takes the place of the test set,
-which is not read. Every candidate trains for 16 rounds with IID data and 40 rounds with Dirichlet
-0.1, with a seed that the reported runs do not have. The table common_validation.csv, next to this
-file, is rewritten after each run; a run that is in it is not repeated.
+which is not read. The seed differs from those of the reported runs. The table
+common_validation.csv, next to this file, is rewritten after each run; a run that is in it is not
+repeated. ``secure_up_to_target`` are the bytes that a secure sum would take up to the target: each
+number takes as many bits as the sum of 20 clients can have.
 """
 
 from __future__ import annotations
 
 import csv
-import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -23,56 +24,75 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 import fedsift
 from fedsift import data, models
+from fedsift.algorithms.sift_common import Sizes
+from fedsift.codec.values import Integer
 from fedsift.seeding import stream
+from fedsift.selection.masks import num_kept
 
 TABLE = Path(__file__).with_name("common_validation.csv")
-HEADER = (
-    "setting", "changes", "rounds", "accuracy", "round_to_target", "up_to_target",
-    "down_to_target", "seconds",
-)  # fmt: skip
-SEED = 100
+SEED, CLIENTS, D = 100, 20, 21_840
 TARGETS = {"iid": 0.804, "noniid": 0.798}
-ROUNDS = {"iid": 16, "noniid": 40}
-CANDIDATES: list[dict[str, Any]] = [
-    {"ahead": ahead, "momentum": momentum}
-    for ahead, momentum in (
-        (0.5, 0.5), (0.7, 0.8), (0.5, 0.8), (1.0, 0.5), (0.0, 0.5), (0.3, 0.8), (1.0, 0.8),
-    )
-]  # fmt: skip
+CHANGED = ("density", "bits", "ahead", "momentum")
+MARKS = (16, 40, 60, 80)
+FRAME_AND_PROTOCOL = 175
+"""Bytes per client and round besides the numbers: nominations, headers, signature, self mask."""
+TRIALS = (
+    ("iid", 80, (0.02, 4, 0.7, 0.5)),
+    ("noniid", 80, (0.02, 4, 0.7, 0.5)),
+    ("iid", 80, (0.02, 4, 0.3, 0.5)),
+    ("iid", 16, (0.02, 4, 0.7, 0.8)),
+    ("noniid", 40, (0.02, 4, 0.7, 0.8)),
+    ("noniid", 40, (0.02, 4, 0.5, 0.8)),
+    ("iid", 80, (0.03, 3, 0.7, 0.5)),
+    ("iid", 16, (0.03, 3, 0.5, 0.7)),
+    ("noniid", 60, (0.03, 3, 0.5, 0.7)),
+    ("iid", 40, (0.03, 3, 0.7, 0.65)),
+    ("noniid", 40, (0.03, 3, 0.7, 0.65)),
+)
+"""Setting, rounds, and the values of the changed settings."""
+Row = dict[str, Any]
 
 
 def main() -> None:
-    """Train every candidate that is not in the table, in both settings."""
+    """Train every trial that is not in the table."""
     rows = read_table()
-    done = {(row["setting"], row["changes"]) for row in rows}
-    for changes in CANDIDATES:
-        for setting in ROUNDS:
-            if (setting, json.dumps(changes)) not in done:
-                rows.append(trial(setting, changes))
-                write_table(rows)
-                print(rows[-1], flush=True)
+    done = {tuple(row[key] for key in ("setting", "rounds", *CHANGED)) for row in rows}
+    for setting, rounds, values in TRIALS:
+        if (setting, str(rounds), *map(str, values)) not in done:
+            rows.append(trial(setting, rounds, dict(zip(CHANGED, values, strict=True))))
+            write_table(rows)
+            print(rows[-1], flush=True)
 
 
-def trial(setting: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """Train one candidate, and return its row."""
+def trial(setting: str, rounds: int, changes: dict[str, Any]) -> Row:
+    """Train with some settings, and return the row."""
     start = time.perf_counter()
     clients, held_out, shape = split(setting)
     history = fedsift.simulate(
         models.build("cnn", shape, seed=SEED), clients, held_out,
         algorithm=fedsift.algorithms.sift_common(**changes),
-        rounds=ROUNDS[setting], batch_size=64, seed=SEED, device="cpu", progress=False,
+        rounds=rounds, batch_size=64, seed=SEED, device="cpu", progress=False,
     ).history  # fmt: skip
     hit = next((x for x in history if x["accuracy"] >= TARGETS[setting]), None)
+    accuracy = {x["round"]: round(x["accuracy"], 4) for x in history}
     return {
         "setting": setting,
-        "changes": json.dumps(changes),
-        "rounds": ROUNDS[setting],
-        "accuracy": round(history[-1]["accuracy"], 4),
+        "rounds": rounds,
+        **changes,
         "round_to_target": hit and hit["round"],
         "up_to_target": hit and round(hit["uplink_bytes"]),
         "down_to_target": hit and round(hit["downlink_bytes"] - history[0]["downlink_bytes"]),
+        "secure_up_to_target": hit and hit["round"] * secure_bytes(changes),
+        **{f"accuracy_{mark}": accuracy.get(mark) for mark in MARKS},
         "seconds": round(time.perf_counter() - start),
     }
+
+
+def secure_bytes(changes: dict[str, Any]) -> int:
+    """Return the bytes per client and round of a secure sum, without its keys."""
+    size = Sizes.of(D, num_kept(changes["density"], D), CLIENTS)
+    bits = math.ceil(math.log2(2 * CLIENTS * Integer(changes["bits"]).largest + 1))
+    return math.ceil(size.numbers * bits / 8) + FRAME_AND_PROTOCOL
 
 
 def split(setting: str) -> tuple[list[Any], Any, Any]:
@@ -83,14 +103,14 @@ def split(setting: str) -> tuple[list[Any], Any, Any]:
     held_out, rest = order[: len(x) // 10], order[len(x) // 10 :]
     labels = y[rest].numpy()
     if setting == "iid":
-        shares = data.iid(labels, clients=20, seed=SEED)
+        shares = data.iid(labels, clients=CLIENTS, seed=SEED)
     else:
-        shares = data.dirichlet(labels, clients=20, seed=SEED, theta=0.1)
+        shares = data.dirichlet(labels, clients=CLIENTS, seed=SEED, theta=0.1)
     clients = [(x[rest[share]], y[rest[share]]) for share in shares]
     return clients, (x[held_out], y[held_out]), dataset.shape
 
 
-def read_table() -> list[dict[str, Any]]:
+def read_table() -> list[Row]:
     """Return the rows of the table; none if it does not exist."""
     if not TABLE.exists():
         return []
@@ -98,10 +118,10 @@ def read_table() -> list[dict[str, Any]]:
         return list(csv.DictReader(file))
 
 
-def write_table(rows: list[dict[str, Any]]) -> None:
+def write_table(rows: list[Row]) -> None:
     """Write all rows."""
     with TABLE.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, HEADER, lineterminator="\n")
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

@@ -81,12 +81,12 @@ Ahead = Annotated[
 
 @method("sift-common", label="sift, common mask", color="#16202a", dashed=True)
 def sift_common(
-    density: Density = 0.02,
+    density: Density = 0.03,
     shares: Shares = 20,
     ahead: Ahead = 0.7,
     decay: ResidualDecay = 0.95,
-    bits: Bits = 4,
-    momentum: Momentum = 0.5,
+    bits: Bits = 3,
+    momentum: Momentum = 0.65,
     clip: Clip = 4.0,
     warmup_rounds: WarmupRounds = 40,
     average: Average = 0.05,
@@ -101,7 +101,7 @@ def sift_common(
     Uplink per client and round: (k + k/5) bits for values, and k/shares log₂ d for nominations.
 
     >>> sift_common(density=0.5, shares=16).phase(1).paper_bits(1024)
-    2780.0
+    2165.0
     """
 
     def sizes(d: int) -> Sizes:

@@ -1,0 +1,1 @@
+"""FedAdam-SSM as a Flower baseline, with fedsift as its library."""
