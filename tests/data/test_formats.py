@@ -2,21 +2,24 @@
 
 # ruff: noqa: NPY002
 
+import gc
 import random
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 import fedsift
 from fedsift import simulate
 from fedsift.algorithms import fedadam_ssm
-from fedsift.engine import Forked, Reference, Stacked
+from fedsift.engine import Forked, Reference, Stacked, batches
+from fedsift.engine.batches import take
 from fedsift.simulation import Options, prepare
-from fedsift.task.samples import as_data
+from fedsift.task.samples import as_data, leaves_of, stacked
 
 X = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
 Y = (X[:, :3].sum(1) > 0).long() + (X[:, 4] > 1)
@@ -190,6 +193,66 @@ def test_random_samples_are_the_same_in_every_engine_and_after_a_resume(name):
 def test_worker_processes_give_the_same_bits():
     expected = after(federation()).state.w
     assert torch.equal(after(federation(num_workers=1)).state.w, expected)
+
+
+class Waiting(Items):
+    """Its items take some milliseconds each, as files do."""
+
+    def __getitem__(self, row):
+        time.sleep(0.004)
+        return super().__getitem__(row)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_worker_processes_make_slow_items_faster():
+    clients = halves(lambda x, y: Waiting(x, y, noise=True))
+    seconds = {}
+    for workers in (0, 4):
+        fed = federation(clients=clients, num_workers=workers)
+        first = after(fed, 1)  # starts the workers
+        began = time.perf_counter()
+        snapshot = after(fed, 1, first)
+        seconds[workers] = time.perf_counter() - began
+        assert torch.equal(snapshot.state.w, after(federation()).state.w)
+    assert seconds[4] < 0.8 * seconds[0]
+
+
+def test_workers_of_an_earlier_run_do_not_disturb_a_later_one(capfd):
+    for seed in (1, 2):
+        clients = halves(lambda x, y: Items(x, y, noise=True))
+        simulate(network(), clients, rounds=1, num_workers=1, seed=seed, progress=False)
+        gc.collect()
+    assert capfd.readouterr().err == ""
+
+
+def test_batches_that_are_made_ahead_are_limited_in_number_and_bytes(monkeypatch):
+    made = iter([(torch.zeros(n), torch.zeros(1)) for n in range(1, 9)])
+    assert [len(x) for x, _ in take(made, 2)] == [1, 2]
+    monkeypatch.setattr(batches, "BYTES_AHEAD", 4 * (3 + 4 + 2))
+    assert [len(x) for x, _ in take(made, 9)] == [3, 4]
+    assert [len(x) for x, _ in take(made, 9)] == [5, 6]
+    expected = after(federation()).state.w
+    monkeypatch.setattr(batches, "BYTES_AHEAD", 1)
+    assert torch.equal(after(federation()).state.w, expected)
+
+
+ITEMS = {
+    "tensors": [torch.arange(3), torch.ones(3).long()],
+    "arrays": [np.zeros((2, 2), np.float32), np.ones((2, 2), np.float32)],
+    "integers": [1, 2],
+    "floats": [0.5, 1],
+    "NumPy integers": [np.int32(1), np.int32(2)],
+    "NumPy floats": [np.float32(1), np.float32(2)],
+    "booleans": [True, False],
+    "dicts": [{"a": np.zeros(2), "b": [1, 2]}, {"a": np.ones(2), "b": [3, 4]}],
+}
+
+
+@pytest.mark.parametrize("parts", ITEMS.values(), ids=ITEMS)
+def test_a_batch_is_what_pytorch_makes_of_the_items(parts):
+    ours, theirs = (leaves_of(made(parts)) for made in (stacked, default_collate))
+    for x, y in zip(ours, theirs, strict=True):
+        assert (x.dtype, x.tolist()) == (y.dtype, y.tolist())
 
 
 def test_a_worker_of_the_engine_may_have_worker_processes():

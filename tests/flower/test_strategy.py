@@ -22,11 +22,13 @@ from fedsift.algorithms import METHODS, Algorithm, Method, find, settings_of
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.header import read_header
 from fedsift.codec.update import CodedValues, Update, dense
+from fedsift.engine.contract import Missing, Received
 from fedsift.errors import ConfigError, TooFewClients
 from fedsift.flower import FedSift, arrays_of, client_app, client_round, exchange
 from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.client_round import deadline
 from fedsift.flower.deployment import METADATA_BYTES
+from fedsift.flower.early import EarlyResults
 from fedsift.flower.protocol import MalformedReply, TrainReply, array_of_frame
 from fedsift.flower.pull import RECORD_BYTES, check_sizes
 from fedsift.flower.store import ClientState, ClientStore
@@ -854,3 +856,17 @@ def test_robust_aggregation_gives_the_bits_of_a_simulation(aggregation, place):
     assert not torch.equal(result.state.w, simulated(method, 2).state.w)
     with pytest.raises(ValueError, match="choose their own"):
         place.strategy(SSM, aggregation=aggregation)
+
+
+def test_frames_that_wait_for_a_slow_client_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr("fedsift.flower.early.MAX_EARLY_BYTES", 10)
+    early, frames = EarlyResults(), {n: bytes([n]) * 4 for n in range(5)}
+    for n, frame in frames.items():
+        early.put(Received(n, frame, frame[:1], 0.5))
+    early.put(Missing(5, "lost"))
+    assert sum(len(x.frame) for x in early.results.values() if isinstance(x, Received)) == 8
+    for n in (3, 0, 4, 2, 1):
+        assert early.take(n) == Received(n, frames[n], frames[n][:1], 0.5)
+        assert early.take(n) is None
+    assert early.take(5) == Missing(5, "lost")
+    assert (early.size, early.results, early.places) == (0, {}, {})

@@ -1,6 +1,8 @@
 """Medians and trimmed means against NumPy, on every wire, and against hostile clients."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from fedsift.vector import State
 from problems import ridge
 
 ROBUST = ("median", "trimmed")
+ROOT = Path(__file__).parents[2]
 
 
 def oracle(x, aggregation):
@@ -189,7 +192,7 @@ def test_invalid_aggregations_are_refused_in_one_line(capsys, tmp_path):
     assert "those of fedadam-ssm choose their own" in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="adds noise to the mean"):
+    with pytest.raises(ValueError, match="need the sum: use aggregation='mean'"):
         federation("fedavg", privacy=DifferentialPrivacy(1.0, noise=1.0))
 
 
@@ -231,3 +234,18 @@ def test_two_of_twenty_hostile_clients_destroy_the_mean_only():
     assert accuracy_on_digits("mean", are_hostile=True) < clean - 0.5
     for aggregation in ROBUST:
         assert accuracy_on_digits(aggregation, are_hostile=True) > clean - 0.02
+
+
+def test_the_table_of_the_documentation_is_that_of_the_results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import hostile_clients
+
+    results = json.loads(hostile_clients.RESULTS.read_text())
+    page = (ROOT / "docs" / "how-to" / "hostile-clients.md").read_text()
+    assert hostile_clients.table(results) in page
+    for name in ("fedadam-ssm", "sift", "fedadam", "fedavg"):
+        by_attack = results[name]
+        clean = by_attack["nobody"]
+        assert clean["none"] == clean["norm bound"]
+        for attack in ("sign flipped × 100", "V = 1e11"):
+            assert by_attack.get(attack, clean)["norm bound"] >= clean["none"] - 1

@@ -214,6 +214,8 @@ def damaged_line(folder, name, number, change):
         ("metrics.jsonl", lambda x: x.update(f1=10**400), "f1"),
         ("metrics.jsonl", lambda x: x.update(client_accuracy=[0.5, None]), "client_accuracy"),
         ("metrics.jsonl", lambda x: x.pop("client_accuracy"), "client_accuracy"),
+        ("metrics.jsonl", lambda x: x.update(evaluation={"metrics": {"a": "b"}}), "evaluation"),
+        ("metrics.jsonl", lambda x: x.update(evaluation=3), "evaluation"),
         ("uploads.jsonl", lambda x: x["bytes"].update(w="many"), "bytes"),
         ("uploads.jsonl", lambda x: x["masks"].update(x={}), "masks"),
         ("uploads.jsonl", lambda x: x["masks"]["wmv"].pop("kept"), "masks"),

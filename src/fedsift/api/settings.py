@@ -42,8 +42,17 @@ def settings_of(federation: Federation, options: Options, rounds: int) -> dict[s
         "loss": name_of(options.loss),
         "transform": NONE if options.transform is None else name_of(options.transform),
         **({} if options.privacy is None else options.privacy.settings()),
+        **secure_settings_of(federation),
         **{key: text_of(value) for key, value in algorithm.settings.items()},
     }
+
+
+def secure_settings_of(federation: Federation) -> dict[str, Any]:
+    """Return the settings of secure aggregation, if there is any."""
+    if (secure := federation.secure) is None:
+        return {}
+    numbers = {"secure_neighbors": secure.neighbors, "secure_threshold": secure.threshold}
+    return {"secure": True, **numbers}
 
 
 def text_of(value: Any) -> Any:

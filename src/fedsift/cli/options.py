@@ -62,6 +62,14 @@ PANELS: dict[str, dict[str, str]] = {
         "dp_epsilon": "Budget: stop before a round that would exceed it; 0: no budget.",
         "dp_delta": "The delta for which epsilon is computed.",
     },
+    "Secure aggregation": {
+        "secure": "The server gets the sum of the clients' values only; every message of the "
+        "protocol is built and counted.",
+        "secure_neighbors": "Clients with which each client masks its values; 0: all up to 64 "
+        "clients, then as few as are safe.",
+        "secure_threshold": "Neighbors that must take part, and that restore the mask of a lost "
+        "client; 0: three fifths of them, plus one.",
+    },
     METHOD_PANEL: {},
     "Execution": {
         "seed": "Seed of the weights, the partition, the cohorts and the mini-batches.",

@@ -6,9 +6,12 @@ however many processes fetch the items, and after a resume.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -19,8 +22,11 @@ from fedsift.task.samples import (
     DatasetItems,
     Pair,
     Tree,
+    leaves_of,
     map_tree,
-    seeded_random,
+    restored_random,
+    seed_numpy_and_python,
+    seeded_torch,
     select_rows,
     to_device,
 )
@@ -50,13 +56,19 @@ class LiveBatches:
             for step, n in places
             if isinstance(self.task.clients[n], DatasetItems)
         )
-        for step, n in places:
-            data = self.task.clients[n]
-            if isinstance(data, DatasetItems):
-                x, y = (to_device(part, data.device) for part in next(fetched))
-            else:
-                x, y = (select_rows(part, torch.tensor(rows[n][step])) for part in data)
-            yield self._transformed(x, round, n, step), y
+        batches = (self._batch(fetched, rows[n][step], round, n, step) for step, n in places)
+        while ahead := take(batches, 1 if self.task.num_workers else AHEAD):  # workers are ahead
+            yield from ahead
+
+    def _batch(
+        self, fetched: Iterator[Pair], rows: list[int], round: int, client: int, step: int
+    ) -> Pair:
+        data = self.task.clients[client]
+        if isinstance(data, DatasetItems):
+            x, y = (to_device(part, data.device) for part in next(fetched))
+        else:
+            x, y = (select_rows(part, torch.tensor(rows)) for part in data)
+        return self._transformed(x, round, client, step), y
 
     def _rows(self, round: int, client: int, steps: NumSteps) -> list[list[int]]:
         batches = self.task.batches(round, client, steps)
@@ -70,7 +82,8 @@ class LiveBatches:
         if self.task.transform is None:
             return x
         seed = torch_seed(self.task.seed, "transform", round, client, step)
-        with seeded_random(seed, self.task.device), torch.no_grad():
+        with seeded_torch(seed, self.task.device), torch.no_grad():
+            seed_numpy_and_python(seed)
             return self.task.transformed(x)
 
     def _fetch(self, keys: Iterator[Key]) -> Iterator[Pair]:
@@ -85,6 +98,27 @@ class LiveBatches:
         return FetchWorkers(self.task)
 
 
+AHEAD = 32
+"""Batches that are made one after another, before the steps that use them, at most."""
+BYTES_AHEAD = 32_000_000
+"""No further batch is made ahead once they have this size."""
+
+
+def take(batches: Iterator[Pair], number: int) -> list[Pair]:
+    """Return the next batches, up to this many. The random generators are restored once.
+
+    Restoring them takes longer than seeding them for each batch, and a processor that alternates
+    between items and steps finds neither in its caches.
+    """
+    taken: list[Pair] = []
+    size = 0
+    with restored_random():
+        while len(taken) < number and size < BYTES_AHEAD and (batch := next(batches, None)):
+            taken.append(batch)
+            size += sum(leaf.nbytes for leaf in leaves_of(batch))
+    return taken
+
+
 class KeyedBatches(Dataset[Pair]):
     """Batches of items by their keys."""
 
@@ -95,7 +129,7 @@ class KeyedBatches(Dataset[Pair]):
         client, rows, seed = key
         data = self.task.clients[client]
         assert isinstance(data, DatasetItems)
-        return data.fetch(rows, seed)
+        return data.fetch_seeded(rows, seed)
 
 
 class FetchWorkers:
@@ -120,7 +154,22 @@ class FetchWorkers:
     def fetch(self, keys: list[Key]) -> Iterator[Pair]:
         """Yield the batches with these keys, in order."""
         self.keys = keys
-        return iter(self.loader)
+        iterator = iter(self.loader)
+        WITH_WORKERS.add(iterator)
+        return iterator
+
+
+WITH_WORKERS: WeakSet[Any] = WeakSet()
+"""Iterators of this process that stop their workers when they are deleted."""
+
+
+def leave_workers_to_parent() -> None:
+    """In a forked process, do not try to stop the workers of its parent: PyTorch fails at that."""
+    for iterator in WITH_WORKERS:
+        iterator._shutdown = True
+
+
+os.register_at_fork(after_in_child=leave_workers_to_parent)
 
 
 def joined(pairs: Sequence[Pair]) -> Pair:

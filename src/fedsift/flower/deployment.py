@@ -81,7 +81,7 @@ class Deployment(Federation):
         return 2 * (num_values * layout.dtype.itemsize + mask_bytes) + METADATA_BYTES
 
     def count_traffic(
-        self, before: Traffic, phase: Phase, inbox: Inbox, broadcast_bytes: int
+        self, before: Traffic, phase: Phase, inbox: Inbox, downlink_bytes: float
     ) -> Traffic:
         """Add a round's traffic: its uploads, and the requests sent at its start.
 

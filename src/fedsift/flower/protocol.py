@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedsift.codec.frame import CHECKSUM_BYTES
+from fedsift.codec.header import ID_BYTES
 from fedsift.flower.arrays import layout_from_record, record_of_layout
 from fedsift.task import Weights
 from fedsift.vector import Layout
@@ -27,6 +28,9 @@ MAX_METRICS = 100
 NUM_EXAMPLES = "num-examples"
 """The metric that is a client's weight by default, as in Flower's strategies."""
 
+MAX_SECONDS = 1e8
+"""The longest time that a request may give a client for its training."""
+
 FrameKind = Literal["full", "delta", "none"]
 Outcome = Literal["update", "evaluated", "behind", "absent", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("update", "evaluated", "behind", "absent", "failed")
@@ -34,6 +38,10 @@ OUTCOMES: tuple[Outcome, ...] = ("update", "evaluated", "behind", "absent", "fai
 
 class MalformedReply(ValueError):
     """A reply that no correct client sends."""
+
+
+class RefusedRequest(ValueError):
+    """A request that a client does not follow: malformed, or of another method or model."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +91,39 @@ class TrainRequest:
 
     @classmethod
     def from_records(cls, records: RecordDict) -> TrainRequest:
-        """Read the request in a message's content."""
-        fields: dict[str, Any] = dict(records.config_records[RECORD])
-        frame = b"" if fields["kind"] == "none" else frame_in(records, str(fields["kind"]))
-        about = records.config_records.get("layout")
-        layout = None if about is None else layout_from_record(about)
-        return cls(**{"receipts": [], **fields}, frame=frame, layout=layout)
+        """Read and check the request in a message's content. The server may be hostile."""
+        try:
+            fields: dict[str, Any] = {"receipts": [], **records.config_records[RECORD]}
+            frame = b"" if fields["kind"] == "none" else frame_in(records, str(fields["kind"]))
+            about = records.config_records.get("layout")
+            layout = None if about is None else layout_from_record(about)
+            request = cls(**fields, frame=frame, layout=layout)
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as problem:
+            why = printable(f"{type(problem).__name__}: {problem}")
+            raise RefusedRequest(f"the server's request cannot be read ({why})") from None
+        check_values(request)
+        return request
+
+
+def check_values(request: TrainRequest) -> None:
+    """Raise :class:`RefusedRequest` unless every field has a value that a correct server sends."""
+    numbers = (request.round, request.batch_size, request.memories, *request.cohort)
+    ids = (request.run, request.state, *request.receipts)
+    seconds, layout = request.seconds, request.layout
+    checks = {
+        "a number": all(type(n) is int and 0 <= n < 2**63 for n in numbers),
+        "an id": all(type(x) is bytes and len(x) == ID_BYTES for x in ids),
+        "the seed": type(request.seed) is int,
+        "the algorithm": type(request.algorithm) is str,
+        "the weights": request.weights in get_args(Weights),
+        "the weight's name": type(request.weight_key) is str,
+        "the time": type(seconds) in (int, float) and 0 < seconds < MAX_SECONDS,
+        # Clients allocate memory for a layout, so its size must be that of the state in the frame.
+        "the layout": layout is None or 0 < layout.d * layout.dtype.itemsize < len(request.frame),
+    }
+    for what, is_valid in checks.items():
+        if not is_valid:
+            raise RefusedRequest(f"the server's request is malformed: {what} has an invalid value")
 
 
 OWN_RECORDS = ("frame", "layout")

@@ -36,7 +36,7 @@ STYLE: dict[str, Any] = {
     "grid.alpha": 0.25,
     "hatch.linewidth": 0.6,
     "legend.frameon": False,
-    "savefig.dpi": 200,
+    "savefig.dpi": 150,
     "svg.hashsalt": "fedsift",  # makes the file reproducible
     "text.parse_math": False,  # a $ in a name is a $
 }
@@ -84,7 +84,8 @@ def draw_legend(figure: Figure) -> None:
     """Name everything that several lines or bars show, once, below the charts."""
     known: dict[str, Any] = {}
     for axes in figure.axes:
-        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+        named = list(zip(*axes.get_legend_handles_labels(), strict=True))
+        for handle, name in named[::-1] if axes.lines else named:  # the best line is the last
             known.setdefault(name, handle)
     if len(known) > 1:
         width = figure.get_figwidth() * 13

@@ -18,7 +18,7 @@ from fedsift.data import DATASETS, shape_of
 from fedsift.errors import ConfigError, require_choice
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
 from fedsift.models import MODELS, default_model
-from fedsift.privacy import DifferentialPrivacy
+from fedsift.privacy import DifferentialPrivacy, SecureSettings
 from fedsift.privacy.robust import AGGREGATIONS, Aggregation
 from fedsift.simulation import chosen_device
 from fedsift.task import WEIGHTS, Weights
@@ -62,6 +62,9 @@ class RunConfig:
     dp_noise: float = 0.0
     dp_epsilon: float = 0.0
     dp_delta: float = 1e-5
+    secure: bool = False
+    secure_neighbors: int = 0
+    secure_threshold: int = 0
     wire: str = "count"
     seed: int = 0
     device: str = "auto"
@@ -199,6 +202,11 @@ class RunConfig:
         clip = self.dp_clip if list(given) == ["w"] else given
         noise, epsilon = self.dp_noise or None, self.dp_epsilon or None
         return DifferentialPrivacy(clip, noise, epsilon, self.dp_delta)
+
+    @property
+    def secure_settings(self) -> bool | SecureSettings:
+        """The settings of secure aggregation; False for none."""
+        return self.secure and SecureSettings(self.secure_neighbors, self.secure_threshold)
 
     def chosen_weights(self) -> Weights | None:
         """Return the clients' weights in the mean; None if they are the algorithm's own."""

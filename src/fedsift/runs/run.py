@@ -67,6 +67,7 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
             precision=config.precision,
             weights=config.chosen_weights(),
             privacy=config.privacy,
+            secure=config.secure_settings,
             client_tests=parts.client_tests,
         ),
     )

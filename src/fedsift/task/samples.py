@@ -110,9 +110,15 @@ class DatasetItems:
 
     def fetch(self, rows: Sequence[int], seed: int) -> Pair:
         """Fetch and collate items, on the CPU. All global random generators are seeded for it."""
-        with seeded_random(seed):
+        with restored_random():
+            return self.fetch_seeded(rows, seed)
+
+    def fetch_seeded(self, rows: Sequence[int], seed: int) -> Pair:
+        """Do the same, but leave the generators of NumPy and Python as they are afterwards."""
+        with seeded_torch(seed):
+            seed_numpy_and_python(seed)
             try:
-                x, y = default_collate(self._items(rows))
+                x, y = collate(self._items(rows))
             except Exception as problem:  # the user's Dataset may raise anything
                 reason = next(iter(str(problem).strip().splitlines()), "")
                 raise ValueError(
@@ -134,6 +140,28 @@ class DatasetItems:
         if not isinstance(items[0], tuple | list) or len(items[0]) != 2:
             raise TypeError(f"its items must be pairs (x, y), got {type_names(items[0])}")
         return items
+
+
+def collate(items: Sequence[Any]) -> Pair:
+    """Return a batch of items (x, y): what PyTorch's ``default_collate`` returns, but faster.
+
+    >>> collate([(np.zeros(2, np.float32), 1), (np.ones(2, np.float32), 0)])
+    (tensor([[0., 0.],
+            [1., 1.]]), tensor([1, 0]))
+    """
+    pairs = [(x, y) for x, y in items]
+    return stacked([x for x, _ in pairs]), stacked([y for _, y in pairs])
+
+
+def stacked(parts: list[Any]) -> Tree:
+    """Return tensors, arrays, numbers or trees of them with a first axis of samples."""
+    if type(parts[0]) is Tensor:
+        return torch.stack(parts)
+    if type(parts[0]) is np.ndarray and parts[0].dtype.kind in "biuf":
+        return torch.from_numpy(np.stack(parts))
+    if isinstance(parts[0], np.integer | np.floating | int | float):
+        return torch.from_numpy(np.array(parts))
+    return default_collate(parts)
 
 
 Data = tuple[Any, Any] | DatasetItems
@@ -310,17 +338,35 @@ def seeded_random(seed: int, device: torch.device | None = None) -> Iterator[Non
     >>> with seeded_random(1):
     ...     assert x == (torch.rand(1), np.random.rand(), random.random())
     """
+    with restored_random(), seeded_torch(seed, device):
+        seed_numpy_and_python(seed)
+        yield
+
+
+@contextmanager
+def restored_random() -> Iterator[None]:
+    """Restore the global generators of NumPy and Python after the block."""
     of_python = random.getstate()
     of_numpy = np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+
+
+@contextmanager
+def seeded_torch(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed the global generators of torch inside the block, then restore them."""
     gpus = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(gpus):
         torch.default_generator.manual_seed(seed)
         if gpus:
             torch.cuda.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)  # noqa: NPY002
+        yield
+
+
+def seed_numpy_and_python(seed: int) -> None:
+    """Seed the global generators of NumPy and Python."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
