@@ -849,6 +849,18 @@ def test_a_run_that_was_rolled_back_continues_with_the_same_bits(wanted, place):
     assert len(store.load(algorithm_layout).memories) == 5
 
 
+@pytest.mark.parametrize("aggregation", ["median", "trimmed"])
+def test_robust_aggregation_gives_the_bits_of_a_simulation(aggregation, place):
+    method = algorithms.fedadam(local_steps=2)
+    strategy = place.strategy(method, aggregation=aggregation)
+    start(strategy, place.grid(method), 2)
+    result = simulated(method, 2, aggregation=aggregation)
+    assert_same_bits(strategy.run.snapshot.state, result.state)
+    assert not torch.equal(result.state.w, simulated(method, 2).state.w)
+    with pytest.raises(ValueError, match="choose their own"):
+        place.strategy(SSM, aggregation=aggregation)
+
+
 def test_frames_that_wait_for_a_slow_client_do_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr("fedsift.flower.early.MAX_EARLY_BYTES", 10)
     early, frames = EarlyResults(), {n: bytes([n]) * 4 for n in range(5)}
