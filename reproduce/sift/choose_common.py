@@ -27,7 +27,6 @@ from fedsift import data, models
 from fedsift.algorithms.sift_common import Sizes
 from fedsift.codec.values import Integer
 from fedsift.seeding import stream
-from fedsift.selection.masks import num_kept
 
 TABLE = Path(__file__).with_name("common_validation.csv")
 SEED, CLIENTS, D = 100, 20, 21_840
@@ -90,7 +89,7 @@ def trial(setting: str, rounds: int, changes: dict[str, Any]) -> Row:
 
 def secure_bytes(changes: dict[str, Any]) -> int:
     """Return the bytes per client and round of a secure sum, without its keys."""
-    size = Sizes.of(D, num_kept(changes["density"], D), CLIENTS)
+    size = Sizes.of(D, changes["density"], CLIENTS)
     bits = math.ceil(math.log2(2 * CLIENTS * Integer(changes["bits"]).largest + 1))
     return math.ceil(size.numbers * bits / 8) + FRAME_AND_PROTOCOL
 

@@ -206,7 +206,7 @@ def test_a_client_names_the_largest_of_its_share():
 )
 def test_a_mask_has_k_coordinates_and_the_most_wanted_of_those_named(d, k, shares, seed):
     torch.manual_seed(seed)
-    size = Sizes.of(d, min(k, d), shares)
+    size = Sizes.of(d, min(k, d) / d, shares)
     votes = torch.rand(1, d) * (torch.rand(1, d) < torch.rand(()))
     part = next_grid(votes, torch.randn(1, d), size)
     chosen = votes[0, part.indices[0]]
@@ -218,7 +218,7 @@ def test_a_mask_has_k_coordinates_and_the_most_wanted_of_those_named(d, k, share
 
 @given(d=st.integers(1, 90), shares=st.integers(1, 20), round=st.integers(1, 50))
 def test_clients_of_one_round_name_different_coordinates(d, shares, round):
-    size = Sizes.of(d, max(1, d // 3), shares)
+    size = Sizes.of(d, 1 / 3, shares)
     context = Context(ridge_layout(d), round, 0, tuple(range(size.shares)))
     part = nominations(torch.randn(size.shares, d), context, size)
     assert part.indices.flatten().unique().numel() == size.named * size.shares
@@ -247,6 +247,16 @@ def test_a_round_without_updates_keeps_the_mask():
     after, report = nobody.run_round(before)
     assert report.clients == 0
     assert all(torch.equal(x, y) for x, y in zip(before.state, after.state, strict=True))
+
+
+def test_settings_may_be_schedules():
+    schedule = fedsift.schedules.linear(0.7, 0.0, rounds=4)
+    fed = federation(ridge(0, clients=CLIENTS, d=D), ahead=schedule)
+    assert not torch.equal(
+        played(fed, 6).state.w, played(federation(ridge(0, clients=CLIENTS, d=D)), 6).state.w
+    )
+    with pytest.raises(fedsift.errors.ConfigError, match="cannot be a schedule"):
+        sift_common(density=lambda round: 0.1 * round).phase(3)
 
 
 def test_settings_are_checked():

@@ -56,7 +56,7 @@ from fedsift.algorithms.sift import (
 from fedsift.codec.update import CodedValues, Part, Parts
 from fedsift.codec.values import Integer, Linear
 from fedsift.selection.masks import num_kept, positions, top_k
-from fedsift.vector import State
+from fedsift.vector import Layout, State
 
 V_ROUNDS = 5
 """Rounds in which V is sent once for every coordinate of a mask that stays the same."""
@@ -105,7 +105,7 @@ def sift_common(
     """
 
     def sizes(d: int) -> Sizes:
-        return Sizes.of(d, num_kept(density, d), shares)
+        return Sizes.of(d, density, shares)
 
     def local_start(state: State, memory: Memory) -> State:
         w = state.w + ahead * decay * memory["residual"]
@@ -165,7 +165,7 @@ def sift_common(
         server_memory=("residual", "residual_v", "lag"),
         model=model,
         state=("w", "m", "v", "c"),
-        lengths={"p": lambda layout: sizes(layout.d).numbers},
+        lengths={"p": MessageLength(density, shares)},
     )
 
 
@@ -180,19 +180,31 @@ class Sizes:
     shares: int
 
     @classmethod
-    def of(cls, d: int, k: int, shares: int) -> Sizes:
-        """Return the sizes for a model with d parameters and a mask of k.
+    def of(cls, d: int, density: float, shares: int) -> Sizes:
+        """Return the sizes for a model with d parameters.
 
-        >>> Sizes.of(d=21_840, k=437, shares=20)
+        >>> Sizes.of(d=21_840, density=0.02, shares=20)
         Sizes(d=21840, k=437, named=22, with_v=88, shares=20)
         """
-        shares = min(shares, d)
+        k, shares = num_kept(density, d), min(shares, d)
         return cls(d, k, min(-(-k // shares), d // shares), -(-k // V_ROUNDS), shares)
 
     @property
     def numbers(self) -> int:
         """The length of the message: W on the mask, then V on a part of it."""
         return self.k + self.with_v
+
+
+@dataclass(frozen=True)
+class MessageLength:
+    """The length of the message for a model's layout. Equal settings make equal lengths."""
+
+    density: float
+    shares: int
+
+    def __call__(self, layout: Layout) -> int:
+        """Return the length."""
+        return Sizes.of(layout.d, self.density, self.shares).numbers
 
 
 @dataclass(frozen=True)
