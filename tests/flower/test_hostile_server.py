@@ -114,7 +114,10 @@ def test_an_oversized_or_damaged_broadcast_is_refused_in_one_line(monkeypatch, t
 def test_an_honest_broadcast_is_not_too_large():
     federation, first, _ = check_request.server()
     layout, algorithm = federation.task.layout, federation.algorithm
-    sizes = [len(check_request.requests_of(first).full_frame), len(federation.wire.frame)]
+    sizes = [
+        len(check_request.requests_of(first).full_frame),
+        *map(len, federation.wire.frames.values()),
+    ]
     assert max(sizes) < client_round.max_frame_bytes(algorithm, layout)
     request = TrainRequest.from_records(request_with())
     client_round.check_request(request, algorithm, layout)

@@ -130,6 +130,13 @@ def test_an_unfinished_run_is_shown_up_to_its_last_round(runs, tmp_path):
     assert f"2 of {ROUNDS}" in (tmp_path / "report.html").read_text()
 
 
+def test_the_report_says_which_fedadam_it_shows(runs, tmp_path):
+    for name, is_said in (("fedadam-0", True), ("fedadam-ssm-0", False)):
+        write_report(shown(runs, name), tmp_path / "report.html", name)
+        said = "What Flower calls FedAdam is fedopt" in (tmp_path / "report.html").read_text()
+        assert said == is_said
+
+
 def test_figures_without_data_are_left_out(runs, tmp_path):
     bare = tmp_path / "bare"
     shutil.copytree(runs / "fedadam-ssm-0", bare)

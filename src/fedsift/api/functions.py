@@ -19,6 +19,7 @@ from fedsift.engine.evaluation import Evaluate, Metric
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
 from fedsift.federation.snapshot import Snapshot
 from fedsift.privacy import DifferentialPrivacy, SecureSettings
+from fedsift.privacy.robust import Aggregation
 from fedsift.progress import training_warning
 from fedsift.runs.config import KEEP_CHECKPOINTS
 from fedsift.task import Loss, Transform, Weights
@@ -47,6 +48,7 @@ def simulate(
     transform: Transform | None = None,
     num_workers: int = 0,
     buffers: str = "average",
+    aggregation: Aggregation = "mean",
     on_round: OnRound | None = None,
     metrics: Mapping[str, Metric] | None = None,
     evaluate: Evaluate | None = None,
@@ -111,6 +113,10 @@ def simulate(
         What happens to the buffers that training changes, such as the running statistics of batch
         normalization: ``"average"`` averages and sends them, ``"local"`` leaves each client its
         own, ``"frozen"`` keeps normalization layers in evaluation mode, at the initial values.
+    aggregation
+        How updates are merged: ``"mean"``, weighted; or, against hostile clients, the ``"median"``
+        of each coordinate, or its ``"trimmed"`` mean without the lowest and highest fifth. The last
+        two need a method whose clients send the same coordinates, and memory for all updates.
     on_round
         Called after each round: ``on_round(record, model)``, with the round's metrics and a copy of
         the global model. If it returns True, training stops, and ``simulate`` returns the result.

@@ -34,6 +34,7 @@ def settings_of(federation: Federation, options: Options, rounds: int) -> dict[s
         "min_clients": options.min_clients,
         "max_norm_ratio": options.max_norm_ratio or 0.0,
         "buffers": options.buffers,
+        "aggregation": options.aggregation,
         "wire": options.wire,
         "seed": options.seed,
         "device": torch.device(chosen_device(options.device)).type,

@@ -47,6 +47,8 @@ PANELS: dict[str, dict[str, str]] = {
         "min_clients": "Stop the run if a round receives fewer updates than this.",
         "max_norm_ratio": "Reject updates whose norm exceeds the usual one by more than this "
         "factor; 0: no bound.",
+        "aggregation": "How updates are merged: mean, or the median or trimmed mean of each "
+        "coordinate, for methods whose clients send the same coordinates.",
         "buffers": "What happens to running statistics, as of batch normalization: average, local "
         "(each client keeps its own) or frozen.",
     },

@@ -36,6 +36,7 @@ from fedsift.federation.memories import CohortMemory, InMemory, memory_fits
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, NormBound
 from fedsift.federation.snapshot import RoundReport, Snapshot, Traffic, full_update
 from fedsift.privacy.differential import DifferentialPrivacy, private_roles
+from fedsift.privacy.robust import Aggregation, RobustSum
 from fedsift.privacy.secure import SecureSettings
 from fedsift.privacy.secure.settings import SecureTraffic
 from fedsift.seeding import stream, torch_seed
@@ -78,6 +79,9 @@ class Federation:
     weights
         The clients' weights in the mean: ``"batch"``, their mini-batch sizes; ``"examples"``, their
         numbers of samples; ``"equal"``; or None for the method's own.
+    aggregation
+        ``"mean"``, or the ``"median"`` or ``"trimmed"`` mean of each coordinate, in which all
+        clients have equal weights.
     privacy
         Differential privacy; None for none. With it, each client joins each cohort independently,
         and ``max_norm_ratio`` has no effect, because updates are clipped.
@@ -100,12 +104,15 @@ class Federation:
     weights: Weights | None = None
     evaluation: Evaluation = NOTHING_ELSE
     privacy: DifferentialPrivacy | None = None
+    aggregation: Aggregation = "mean"
     secure: SecureSettings | None = None
 
     def __post_init__(self) -> None:
         check_weights(self.weights)
         if self.privacy and self.weighting != "equal":
             raise ValueError('differential privacy needs equal weights: pass weights="equal"')
+        if (self.privacy or self.secure) and self.aggregation != "mean":
+            raise ValueError("privacy and secure sums need the sum: use aggregation='mean'")
         if self.algorithm.layout_for(self.task.layout) != self.task.layout:
             raise ValueError("the task's layout must be made by algorithm.layout_for(layout)")
 
@@ -259,7 +266,8 @@ class Federation:
         base = self.base_hash(job.state)
         limits, spec = self.upload_limits(job, base), self.frame_spec(job.round, base)
         bound = self.norm_bound(before)
-        total = WeightedSum(self.algorithm.zero_update(self.task.layout, job.state.w))
+        zeros, robust = self.algorithm.zero_update(self.task.layout, job.state.w), self.aggregation
+        total = WeightedSum(zeros) if robust == "mean" else RobustSum(zeros, robust)
         return Inbox(self, job, spec, limits, total, before.client_memory, bound)
 
     def norm_bound(self, before: Snapshot) -> NormBound:

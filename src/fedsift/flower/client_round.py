@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from logging import ERROR, WARNING
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from fedsift.algorithms.method import (
     zero_memory,
 )
 from fedsift.codec.errors import FrameError
-from fedsift.codec.frame import Spec, decode, encode, state_hash
+from fedsift.codec.frame import Spec, decode, encode, parse_frame, state_hash
 from fedsift.codec.limits import Limits
 from fedsift.codec.update import Role
 from fedsift.engine.contract import ClientResult, Job
@@ -86,26 +87,36 @@ class ClientRound:
 
     def updated_state(self, stored: State | None) -> State | None:
         """Return the global state of the request; None if its delta does not lead to it."""
-        request, name, before = self.request, self.algorithm.name, self.request.round - 1
-        limits = Limits(run=request.run, round=before, algorithm=name, max_abs=float("inf"))
+        request = self.request
         if request.kind == "full":
-            full = decode(request.frame, self.layout, replace(limits, base=bytes(8)))
+            limits = self.limits(bytes(8), request.round - 1)
+            full = decode(request.frame, self.layout, limits)
             state = state_from(full, self.layout, self.algorithm.state)
             if state_hash(state) != request.state:
                 raise FrameError("the received state does not have the announced hash")
             return state
-        if stored is None or (base := state_hash(stored)) == request.state:
+        if stored is None or state_hash(stored) == request.state:
             return stored  # the same request may be delivered twice
         try:
-            delta = decode(request.frame, self.layout, replace(limits, base=base))
+            state = reduce(self.state_after, request.deltas, stored)
         except FrameError:
             return None
-        context = self.context(before, stored)
-        state, _ = apply_broadcast(self.algorithm, context, stored, delta.parts)
         if state_hash(state) != request.state:
             log(WARNING, "this machine computes other bits than the server")
             return None
         return state
+
+    def state_after(self, state: State, frame: bytes) -> State:
+        """Return the state after the broadcast in a frame."""
+        delta = decode(frame, self.layout, self.limits(state_hash(state)))
+        header, _ = parse_frame(frame)
+        context = self.context(header.round, state)
+        return apply_broadcast(self.algorithm, context, state, delta.parts)[0]
+
+    def limits(self, base: bytes, round: int | None = None) -> Limits:
+        """Return what a frame of the server must satisfy."""
+        run, name = self.request.run, self.algorithm.name
+        return Limits(run=run, base=base, round=round, algorithm=name, max_abs=float("inf"))
 
     def context(self, round: int, state: State, clients: tuple[int, ...] = ()) -> Context:
         """Return the context of a round that starts from the given state."""

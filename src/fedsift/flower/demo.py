@@ -82,6 +82,7 @@ def server() -> ServerApp:
             max_norm_ratio=config.max_norm_ratio,
             buffers=config.buffers,
             secure=config.secure_settings,
+            aggregation=config.chosen_aggregation(),
             keep_checkpoints=config.keep_checkpoints,
             seed=config.seed,
             metrics_port=int(context.run_config.get(METRICS_PORT, 0)) or None,

@@ -7,7 +7,7 @@ Flower neither copies nor converts it. Everything else is a small ``ConfigRecord
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -31,7 +31,7 @@ NUM_EXAMPLES = "num-examples"
 MAX_SECONDS = 1e8
 """The longest time that a request may give a client for its training."""
 
-FrameKind = Literal["full", "delta", "none"]
+FrameKind = Literal["full", "delta", "deltas", "none"]
 Outcome = Literal["update", "evaluated", "behind", "absent", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("update", "evaluated", "behind", "absent", "failed")
 
@@ -50,8 +50,9 @@ class TrainRequest:
 
     ``state`` is the hash of the global state from which the round starts, and ``frame`` transmits
     that state, depending on ``kind``: it contains the whole state (``full``), the broadcast of the
-    last round, to be applied to the state before (``delta``), or nothing, as the client holds the
-    state already (``none``).
+    last round, to be applied to the state before (``delta``), the broadcasts of several rounds,
+    each after its length in 4 bytes (``deltas``), or nothing, as the client holds the state already
+    (``none``).
 
     ``cohort`` is the client, or the whole cohort if the server does not yet know which
     client the node is. For each of them, ``receipts`` identifies the last upload that was merged,
@@ -77,6 +78,11 @@ class TrainRequest:
     frame: bytes
     weight_key: str = NUM_EXAMPLES
     layout: Layout | None = None
+
+    @property
+    def deltas(self) -> list[bytes]:
+        """The broadcasts to apply, in their order."""
+        return split(self.frame) if self.kind == "deltas" else [self.frame]
 
     def to_records(self, config: ConfigRecord) -> RecordDict:
         """Return the content of the message, including the user's configuration."""
@@ -202,6 +208,29 @@ def printable(text: str) -> str:
     'no [2J space left'
     """
     return "".join(c if c.isprintable() else " " for c in text[:MAX_REASON_LENGTH])
+
+
+def joined(frames: Sequence[bytes]) -> bytes:
+    """Return several frames as one, each after its length.
+
+    >>> joined([b"ab", b"c"]).hex(" ", 1)
+    '02 00 00 00 61 62 01 00 00 00 63'
+    """
+    return b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames)
+
+
+def split(frames: bytes) -> list[bytes]:
+    """Return the frames that :func:`joined` has joined.
+
+    >>> split(joined([b"ab", b"c"]))
+    [b'ab', b'c']
+    """
+    found, at = [], 0
+    while at < len(frames):
+        end = at + 4 + int.from_bytes(frames[at : at + 4], "little")
+        found.append(frames[at + 4 : end])
+        at = end
+    return found
 
 
 def array_of_frame(frame: bytes) -> Array:

@@ -33,6 +33,7 @@ from fedsift.flower.sampling import (
     chosen_participation,
     chosen_weights,
 )
+from fedsift.privacy.robust import Aggregation, check_aggregation
 from fedsift.privacy.secure.settings import SecureSettings, check_can_be_secure, settings_from
 from fedsift.runs.config import KEEP_CHECKPOINTS, RunConfig, check_keep_checkpoints
 from fedsift.runs.folder import RunFolder
@@ -101,6 +102,9 @@ class FedSift(Strategy):
         The shape of one input, such as ``(3, 32, 32)``, for methods that synthesize samples.
     loss
         The clients' loss, for methods whose server computes gradients.
+    aggregation
+        ``"mean"``, ``"median"`` or ``"trimmed"``, as in :func:`fedsift.simulate`. The last two need
+        memory for all updates of a round on the server.
     keep_checkpoints
         Number of checkpoints that the folder keeps, for ``fedsift rollback``.
     enough
@@ -137,6 +141,7 @@ class FedSift(Strategy):
         max_norm_ratio: float | None = MAX_NORM_RATIO,
         buffers: str = "average",
         secure: bool | SecureSettings = False,
+        aggregation: Aggregation = "mean",
         network: nn.Module | None = None,
         input_shape: Sequence[int] | None = None,
         loss: Loss = nn.functional.cross_entropy,
@@ -170,6 +175,7 @@ class FedSift(Strategy):
         if (secure_settings := settings_from(secure)) is not None:
             check_can_be_secure(algorithm)
             secure_settings.resolved(cohort_size(participation, clients))
+        check_aggregation(aggregation, algorithm)
         if algorithm.makes_samples and (network is None or input_shape is None):
             raise ValueError(
                 f"the server of {algorithm.name} computes gradients of synthetic samples: pass "
@@ -188,6 +194,7 @@ class FedSift(Strategy):
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
         self.max_norm_ratio, self.buffers = float(max_norm_ratio or 0), buffers
         self.secure = secure_settings
+        self.aggregation: Aggregation = aggregation
         self.network, self.input_shape, self.loss = network, input_shape, loss
         self.keep_checkpoints, self.metrics_port = keep_checkpoints, metrics_port
         self.path, self.dataset, self.model = Path(folder), dataset, model
@@ -271,6 +278,7 @@ class FedSift(Strategy):
             secure=self.secure is not None,
             secure_neighbors=0 if self.secure is None else self.secure.neighbors,
             secure_threshold=0 if self.secure is None else self.secure.threshold,
+            aggregation=self.aggregation,
             keep_checkpoints=self.keep_checkpoints,
             wire="flower",
             seed=self.seed,
@@ -308,6 +316,7 @@ class FedSift(Strategy):
             max_samples=self.max_samples,
             max_norm_ratio=self.max_norm_ratio,
             weights=self.weights,
+            aggregation=self.aggregation,
             weight_key=self.weight_key,
             secure=self.secure,
         )

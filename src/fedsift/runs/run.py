@@ -59,6 +59,7 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
             min_clients=config.min_clients,
             max_norm_ratio=config.max_norm_ratio,
             buffers=config.buffers,
+            aggregation=config.chosen_aggregation(),
             wire=config.wire,
             loss=parts.loss,
             seed=config.seed,

@@ -22,6 +22,7 @@ from fedsift.federation.cohort import check_cohort, cohort_size
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import Federation
 from fedsift.privacy.differential import DifferentialPrivacy, private_roles
+from fedsift.privacy.robust import Aggregation, check_aggregation
 from fedsift.privacy.secure.settings import SecureSettings, check_can_be_secure, settings_from
 from fedsift.task import Loss, Transform, Weights, check_model, check_task, check_weights
 from fedsift.task.samples import as_data
@@ -47,6 +48,7 @@ class Options:
     num_workers: int = 0
     weights: Weights | None = None
     buffers: str = "average"
+    aggregation: Aggregation = "mean"
     metrics: Mapping[str, Metric] | None = None
     evaluate: Evaluate | None = None
     evaluate_every: int = 1
@@ -88,6 +90,7 @@ def prepare(
 ) -> Federation:
     """Check the arguments, move the data to the device, and return a federation ready to run."""
     check_algorithm(algorithm)
+    check_aggregation(options.aggregation, algorithm)
     check_clients(clients)
     options.check(len(clients))
     check_model(model)
@@ -130,6 +133,7 @@ def prepare(
         weights="equal" if options.privacy else options.weights,
         evaluation=evaluation,
         privacy=options.privacy,
+        aggregation=options.aggregation,
         secure=secure,
     )
 
