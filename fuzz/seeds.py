@@ -5,7 +5,19 @@ from pathlib import Path
 import torch
 from check import LAYOUT
 
-from fedsift.codec import Float, Integer, Linear, Log, Sign, Spec, Update, dense, encode, sparse
+from fedsift.codec import (
+    Float,
+    Integer,
+    Linear,
+    Log,
+    Means,
+    Sign,
+    Spec,
+    Update,
+    dense,
+    encode,
+    sparse,
+)
 from fedsift.selection.masks import top_k
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -13,7 +25,7 @@ CODERS = {
     "float32": Float("float32"), "bfloat16": Float("bfloat16"), "float16": Float("float16"),
     "float64": Float("float64"), "int8": Linear(8), "int4": Linear(4), "int2": Linear(2),
     "int6-whole": Linear(6, block=None), "sign": Sign(), "log4": Log(4), "log8": Log(8),
-    "whole4": Integer(4),
+    "whole4": Integer(4), "means": Means(),
 }  # fmt: skip
 
 

@@ -407,59 +407,6 @@ def efficient_adam(
 # Competitors of sift
 
 
-def sparseloco(
-    gradients: Sequence[Gradient],
-    weights: Sequence[float],
-    w0: npt.ArrayLike,
-    rounds: int,
-    *,
-    density: float,
-    decay: float,
-    outer_lr: float,
-    local_steps: int,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    chunk: int = 4096,
-    block: int = 256,
-) -> State:
-    """SparseLoCo (Sarfi et al., 2025). Moments stay with the clients; global M = V = 0."""
-    W, M, V = start(w0)
-    ms = [np.zeros_like(W) for _ in gradients]  # the inner optimizers' moments
-    vs = [np.zeros_like(W) for _ in gradients]
-    errors = [np.zeros_like(W) for _ in gradients]  # e_r
-
-    def chunked_top_k(x: Vector) -> Mask:
-        mask = np.zeros(x.size, dtype=np.bool_)
-        for first in range(0, x.size, chunk):
-            piece = x[first : first + chunk]
-            mask[first : first + chunk] = top_k(piece, count(density, piece.size))
-        return mask
-
-    def two_bits(x: Vector) -> Vector:
-        value = np.zeros_like(x)
-        for first in range(0, x.size, block):
-            piece = x[first : first + block]
-            s = np.mean(np.abs(piece))
-            value[first : first + block] = np.where(np.abs(piece) >= s / 2, np.sign(piece) * s, 0)
-        return value
-
-    for _ in range(rounds):
-        sent = []
-        for n, gradient in enumerate(gradients):
-            w, ms[n], vs[n] = adam(gradient, (W, ms[n], vs[n]), local_steps, lr, beta1, beta2, eps)
-            pseudo_gradient = W - w
-            errors[n] = decay * errors[n] + pseudo_gradient
-            mask = chunked_top_k(errors[n])
-            hat = np.zeros_like(W)
-            hat[mask] = two_bits(errors[n][mask])
-            errors[n] = errors[n] - hat
-            sent.append(hat)
-        W = W - outer_lr * weighted_mean(sent, weights)
-    return W, M, V
-
-
 def fedadamw(
     gradients: Sequence[Gradient],
     weights: Sequence[float],

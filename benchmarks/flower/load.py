@@ -230,7 +230,7 @@ class Server:
         spec = replace(self.federation.frame_spec(self.before.round + 1, base))
         for n in range(self.clients):
             frame = encode(updates[n % DISTINCT], replace(spec, client=n))
-            yield objects_of(TrainReply(n, "update", 0.5, 64, frame=frame).to_records(), n)
+            yield objects_of(TrainReply(n, "update", 0.5, frame=frame).to_records(), n)
 
     def messages(self, limit: int, memory: list[int]) -> Iterator[Message]:
         for root, contents in self.sender.replies():
@@ -239,9 +239,11 @@ class Server:
 
     def round(self) -> tuple[Snapshot, list[int]]:
         """Run the round; return the snapshot after it, and the memory after each reply."""
-        requests = RoundRequests(self.federation, self.before, {}, 600.0, ConfigRecord())
+        requests = RoundRequests(
+            self.federation, self.before, {}, 600.0, ConfigRecord(), memories=1
+        )
         memory: list[int] = []
-        self.engine.exchange = Exchange(NoGrid(), requests)  # type: ignore[arg-type]
+        self.engine.exchange = Exchange(NoGrid(), requests, None)  # type: ignore[arg-type]
         self.engine.exchange.recipients = {str(n): n + 1 for n in range(self.clients)}
         self.engine.replies = self.messages(requests.max_reply_bytes, memory)
         after, report = self.federation.run_round(self.before)

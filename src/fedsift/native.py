@@ -19,7 +19,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -43,13 +42,17 @@ class Library:
 
     def kernel(self, name: str) -> Kernel:
         """Return a C kernel as a function of tensors and arrays, passed by address, and numbers."""
-        return lambda *arguments: self.prepared(name, *arguments)()
+        function = self._function(name)
+        return lambda *arguments: function(*map(_to_c, arguments))
 
     def prepared(self, name: str, *arguments: Argument) -> Callable[[], None]:
         """Return a repeatable call of a C kernel on given memory and numbers."""
-        function = getattr(self.load(), name)
-        function.restype = None
-        return partial(function, *map(_to_c, arguments))
+        return partial(self._function(name), *map(_to_c, arguments))
+
+    def _function(self, name: str) -> Kernel:
+        function: Kernel = getattr(self.load(), name)
+        function.restype = None  # type: ignore[attr-defined]
+        return function
 
     def load(self) -> ctypes.CDLL | None:
         """Return the compiled kernels, or None if they cannot be compiled."""
@@ -57,9 +60,11 @@ class Library:
 
 
 def _to_c(x: Argument) -> c_void_p | c_ssize_t | c_double:
-    if isinstance(x, int | float):
-        return c_ssize_t(x) if isinstance(x, int) else c_double(x)
-    pointer = c_void_p(x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr())
+    if isinstance(x, int):  # single types, because checks of a union take longer
+        return c_ssize_t(x)
+    if isinstance(x, float):
+        return c_double(x)
+    pointer = c_void_p(x.data_ptr() if isinstance(x, Tensor) else x.ctypes.data)
     setattr(pointer, "memory", x)  # noqa: B010, keeps the tensor alive
     return pointer
 

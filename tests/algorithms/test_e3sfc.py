@@ -147,7 +147,7 @@ def test_it_learns_digits():
     x, y = digits.train
     clients = [(x[n::3], y[n::3]) for n in range(3)]
     result = fedsift.simulate(linear(), clients, digits.test, e3sfc(10, lr=0.2), rounds=15)
-    assert result.history[-1]["accuracy"] > 0.7
+    assert result.history[-1]["accuracy"] > 0.6
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])

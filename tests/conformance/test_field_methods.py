@@ -1,7 +1,9 @@
-"""FedAvg, FedProx, SCAFFOLD and FedOpt: against their oracles on every engine, and each other."""
+"""FedAvg, FedProx, SCAFFOLD, FedOpt, SparseLoCo: against their oracles on every engine."""
 
+import importlib
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,11 +21,14 @@ from oracles.fedavg import fedavg
 from oracles.fedopt import fedopt
 from oracles.fedprox import fedprox
 from oracles.scaffold import scaffold
+from oracles.sparseloco import sparseloco
 from problems import gradient_of, ridge
 
 CLIENTS, ROUNDS, BATCH, EPOCHS = 5, 10, 4, 2
 PARTIAL = {"participation": 0.6, "seed": 2}
 SERVER = {"server_lr": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
+
+LOCO = {"density": 0.5, "decay": 0.9, "outer_lr": 0.8, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6}
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ CASES = {
     "fedavg, epochs": Case("fedavg", fedavg, {"momentum": 0.5}, BATCH, EPOCHS),
     "fedprox": Case("fedprox", fedprox, {"mu": 0.7}),
     "scaffold": Case("scaffold", scaffold, {"server_lr": 0.8}),
+    "sparseloco": Case("sparseloco", sparseloco, LOCO),
     **{f"fedopt, {s}": Case("fedopt", fedopt, {"server": s, **SERVER}) for s in (
         "adam", "yogi", "adagrad")},
 }  # fmt: skip
@@ -119,6 +125,18 @@ def test_ten_rounds_agree_to_ten_digits_on_every_engine(name, engine, monkeypatc
         close(end.server_memory["v"][0], found.v)
     else:
         close(end.state.w, found)
+
+
+def test_sparseloco_agrees_when_there_are_several_chunks_and_blocks(monkeypatch):
+    """Twelve coordinates are less than a chunk: here chunks and blocks are shorter than that."""
+    module = importlib.import_module("fedsift.algorithms.sparseloco")
+    sizes = {"chunk": 8, "block": 4}
+    for name, size in sizes.items():
+        monkeypatch.setattr(module, name.upper(), size)
+    problem = ridge(0, clients=CLIENTS)
+    fed = federation(CASES["sparseloco"], problem)
+    several = replace(CASES["sparseloco"], oracle=partial(sparseloco, **sizes))
+    close(trained(fed).state.w, expected(fed, several, problem))
 
 
 def simulated(algorithm, dtype=torch.float32, **options):

@@ -24,7 +24,6 @@ CASES = {
     "sparse_fedsgd": {"lr": 0.01, **SPARSE},
     "onebit_adam": {**ADAM, "warmup_rounds": 3},
     "efficient_adam": {**ADAM, "bits": 4},
-    "sparseloco": {**ADAM, **SPARSE, "decay": 0.95, "outer_lr": 0.8},
     "fedadamw": {**ADAM, "local_steps": 5, "correction": 0.5, "weight_decay": 0.1},
     "sift": {
         **ADAM,
@@ -38,7 +37,9 @@ CASES = {
         "average": 0.3,
     },
 }
-TESTED_ELSEWHERE = {"decomfl", "e3sfc", "fedavg", "fedopt", "fedprox", "scaffold", "sift-common"}
+TESTED_ELSEWHERE = {
+    "decomfl", "e3sfc", "fedavg", "fedopt", "fedprox", "scaffold", "sift-common", "sparseloco",
+}  # fmt: skip
 """Methods without gradients or with their own random numbers: see tests/algorithms. Those of
 test_field_methods.py are tested there with partial participation."""
 
@@ -70,22 +71,16 @@ def test_ten_rounds_agree_to_ten_digits(name, seed):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(("name", "sizes"), [("sparseloco", (8, 4)), ("fedadamw", (4,))])
-def test_chunks_and_blocks_agree_when_there_are_several(name, sizes, monkeypatch):
-    """Twelve coordinates are less than a chunk: here chunks and blocks are shorter than that."""
-    module = importlib.import_module(f"fedsift.algorithms.{name}")
-    names = ("chunk", "block")[-len(sizes) :]
-    for constant, size in zip(names, sizes, strict=True):
-        monkeypatch.setattr(module, constant.upper(), size)
-    problem, settings = ridge(0), CASES[name]
-    algorithm = getattr(algorithms, name)(**settings)
+def test_the_blocks_of_v_agree_when_there_are_several(monkeypatch):
+    """Twelve coordinates are less than a block: here blocks are shorter than that."""
+    monkeypatch.setattr(importlib.import_module("fedsift.algorithms.fedadamw"), "BLOCK", 4)
+    problem, settings = ridge(0), CASES["fedadamw"]
     result = fedsift.simulate(
-        problem.model, problem.clients, algorithm=algorithm, rounds=5, batch_size=None,
-        loss=mse_loss, wire="real",
+        problem.model, problem.clients, algorithm=algorithms.fedadamw(**settings), rounds=5,
+        batch_size=None, loss=mse_loss, wire="real",
     )  # fmt: skip
-    expected = getattr(oracle, name)(
-        problem.gradients, problem.sizes, problem.w0.numpy(), 5, **settings,
-        **dict(zip(names, sizes, strict=True)),
-    )  # fmt: skip
+    expected = oracle.fedadamw(
+        problem.gradients, problem.sizes, problem.w0.numpy(), 5, **settings, block=4
+    )
     for ours, theirs in zip(result.state, expected, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-10)

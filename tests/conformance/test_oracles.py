@@ -11,7 +11,7 @@ from oracles.fedavg import fedavg
 from oracles.fedopt import ServerState, fedopt, first_state, server_step
 from oracles.fedprox import fedprox
 from oracles.scaffold import scaffold
-from oracles.sparseloco import four_levels, sparseloco_four_levels
+from oracles.sparseloco import four_levels, sparseloco
 from problems import ridge
 
 CLIENTS, D = 4, 6
@@ -446,28 +446,28 @@ def test_two_values_share_a_level():
     close(four_levels(np.array([1.0, 4.0])), [2.5, 2.5])
 
 
-def sparseloco(problem, tensors, density=1.0, decay=0.9, cohorts=COHORTS, outer_lr=0.8):
-    return sparseloco_four_levels(
-        *data(problem), cohorts, tensors=tensors,
-        density=density, decay=decay, outer_lr=outer_lr, local_steps=3, lr=0.02, beta1=0.9,
-        beta2=0.99, eps=1e-6,
+def loco(problem, block, density=1.0, decay=0.9, cohorts=COHORTS, outer_lr=0.8, chunk=D):
+    return sparseloco(
+        *data(problem), cohorts, density=density, decay=decay, outer_lr=outer_lr,
+        local_steps=[3] * CLIENTS, lr=0.02, beta1=0.9, beta2=0.99, eps=1e-6,
+        chunk=chunk, block=block,
     )  # fmt: skip
 
 
 def test_sparseloco_forgets_nothing_that_its_levels_say_exactly(problem):
-    """A value that is a tensor of its own has no spread: nothing is left to decay."""
-    exact = [sparseloco(problem, [1] * D, decay=decay) for decay in (0.1, 0.9)]
+    """A value that is a block of its own has no spread: nothing is left to decay."""
+    exact = [loco(problem, 1, decay=decay) for decay in (0.1, 0.9)]
     close(*exact)
-    rounded = [sparseloco(problem, [D], decay=decay) for decay in (0.1, 0.9)]
+    rounded = [loco(problem, D, decay=decay) for decay in (0.1, 0.9)]
     assert not np.allclose(*rounded)
 
 
-def test_sparseloco_sends_the_density_of_each_tensor(problem):
-    moved = sparseloco(problem, [2, 4], 0.5, cohorts=[[1]]) != problem.w0.numpy()
-    assert (np.count_nonzero(moved[:2]), np.count_nonzero(moved[2:])) == (1, 2)
+def test_sparseloco_sends_the_density_of_each_chunk(problem):
+    moved = loco(problem, D, 0.5, cohorts=[[1]], chunk=4) != problem.w0.numpy()
+    assert (np.count_nonzero(moved[:4]), np.count_nonzero(moved[4:])) == (2, 1)
 
 
 def test_the_outer_step_scales_sparselocos_first_round(problem):
     w0 = problem.w0.numpy()
-    one, half = (sparseloco(problem, [D], cohorts=[[0, 3]], outer_lr=lr) for lr in (1.0, 0.5))
+    one, half = (loco(problem, D, cohorts=[[0, 3]], outer_lr=lr) for lr in (1.0, 0.5))
     close(half - w0, 0.5 * (one - w0))

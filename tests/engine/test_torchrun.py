@@ -54,8 +54,15 @@ def assert_same(one, other):
 
 
 def test_ranks_give_the_result_of_one_process(tmp_path):
-    methods = ("fedadam-ssm", "efficient-adam", "compressed-fedadam", "scaffold")
-    task = (*TASK, "--rounds", "3", "--local-steps", "2")
+    methods = (
+        "fedadam-ssm",
+        "efficient-adam",
+        "compressed-fedadam",
+        "scaffold",
+        "decomfl",
+        "e3sfc",
+    )
+    task = (*TASK, "--rounds", "3", "--local-steps", "2", "--sample-steps", "1")
     words = ("compare", "--algorithms", ",".join(methods), "--target", "0.5", *task, "--out")
     code, out, err = finish(start(3, *words, tmp_path / "ranks"))
     assert code == 0, err

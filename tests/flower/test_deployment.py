@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+from readme import apply_readme, copy_app
 from safetensors.torch import load_file
 
 import fedsift
@@ -207,6 +208,22 @@ def simulated_without(client, clients, rounds):
     for _ in range(rounds):
         snapshot, _ = without.run_round(snapshot)
     return snapshot.state
+
+
+def test_the_app_of_the_readme_runs_on_real_processes(federation_of, tmp_path):
+    """With two clients instead of ten; they train and evaluate with the app's own functions."""
+    apply_readme(app := copy_app(tmp_path))
+    server = app / "pytorchapp" / "server_app.py"
+    server.write_text(server.read_text().replace("clients=10", "clients=2"))
+    federation = federation_of(2)
+    federation.run(app, "num-server-rounds=2 local-epochs=1")
+    assert "report:" in federation.wait_for_end()
+    history = federation.history()
+    assert [(record["clients"], record["problems"]) for record in history] == [(2, {})] * 2
+    for record in history:
+        assert (record["evaluation"]["clients"], record["evaluation"]["problems"]) == (2, {})
+        assert 0 <= record["evaluation"]["metrics"]["eval_acc"] <= 1
+    assert (federation.folder / "final_model.pt").exists()
 
 
 def test_too_few_nodes_end_the_run_with_a_clear_message(federation_of, capsys):

@@ -237,6 +237,8 @@ def test_clients_evaluate_the_model_of_the_round_and_receive_it_once(place):
     assert last["clients"] == CLIENTS
     assert last["metrics"]["w"] == pytest.approx(float(model.first.weight.detach().sum()))
     assert result.evaluate_metrics_clientapp[2]["w"] == last["metrics"]["w"]
+    report = (place.path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "eval_acc, clients\\u0027 mean" in report or "eval_acc, clients' mean" in report
 
 
 def test_clients_evaluate_the_average_of_sift(place):

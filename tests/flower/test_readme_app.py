@@ -1,9 +1,6 @@
 """README's diff, applied to an app in the form of Flower's PyTorch quickstart."""
 
 import json
-import re
-import shutil
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -12,11 +9,10 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from inline import InlineGrid, InlineNode
+from readme import apply_readme, copy_app
 
 from fedsift.flower import exchange
 
-HERE = Path(__file__).parent
-README = HERE.parents[1] / "README.md"
 NODES, ROUNDS = 10, 6
 CONFIG = {
     "num-server-rounds": ROUNDS, "fraction-evaluate": 0.5, "local-epochs": 2, "learning-rate": 0.1,
@@ -27,24 +23,14 @@ CONFIG = {
 @pytest.fixture
 def app(tmp_path, monkeypatch):
     """A copy of the app, which runs in the current folder."""
-    shutil.copytree(HERE / "quickstart", tmp_path / "app")
+    folder = copy_app(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path / "app"))
+    monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     monkeypatch.setattr(exchange, "POLL_SECONDS", 0.0)
-    yield tmp_path / "app"
+    yield folder
     for name in [name for name in sys.modules if name.partition(".")[0] == "pytorchapp"]:
         del sys.modules[name]
-
-
-def apply_readme(app):
-    """Apply the diff in README's section about Flower."""
-    _, _, section = README.read_text(encoding="utf-8").partition("\n## Run on Flower\n")
-    found = re.search(r"^```diff\n(.*?)^```", section.partition("\n## ")[0], re.M | re.S)
-    subprocess.run(
-        ["git", "apply", "--verbose", "-"],
-        input=found[1], text=True, check=True, cwd=app / "pytorchapp",
-    )  # fmt: skip
 
 
 def run():

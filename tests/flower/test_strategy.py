@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -21,12 +22,16 @@ from fedsift.adam import AdamStep, clipped
 from fedsift.algorithms import METHODS, Algorithm, Method, find, settings_of
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.header import read_header
+from fedsift.codec.limits import Limits
 from fedsift.codec.update import CodedValues, Update, dense
+from fedsift.codec.values import Bit
+from fedsift.engine.contract import Missing, Received
 from fedsift.errors import ConfigError, TooFewClients
 from fedsift.flower import FedSift, arrays_of, client_app, client_round, exchange
 from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.client_round import deadline
-from fedsift.flower.deployment import METADATA_BYTES
+from fedsift.flower.deployment import METADATA_BYTES, BroadcastWire
+from fedsift.flower.early import EarlyResults
 from fedsift.flower.protocol import MalformedReply, TrainReply, array_of_frame
 from fedsift.flower.pull import RECORD_BYTES, check_sizes
 from fedsift.flower.store import ClientState, ClientStore
@@ -842,3 +847,65 @@ def test_a_run_that_was_rolled_back_continues_with_the_same_bits(wanted, place):
     store = ClientStore(next((place.path / "state").glob("*/client-0")))
     algorithm_layout = strategy.run.federation.task.layout
     assert len(store.load(algorithm_layout).memories) == 5
+
+
+@pytest.mark.parametrize("aggregation", ["median", "trimmed"])
+def test_robust_aggregation_gives_the_bits_of_a_simulation(aggregation, place):
+    method = algorithms.fedadam(local_steps=2)
+    strategy = place.strategy(method, aggregation=aggregation)
+    start(strategy, place.grid(method), 2)
+    result = simulated(method, 2, aggregation=aggregation)
+    assert_same_bits(strategy.run.snapshot.state, result.state)
+    assert not torch.equal(result.state.w, simulated(method, 2).state.w)
+    with pytest.raises(ValueError, match="choose their own"):
+        place.strategy(SSM, aggregation=aggregation)
+
+
+def test_frames_that_wait_for_a_slow_client_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr("fedsift.flower.early.MAX_EARLY_BYTES", 10)
+    early, frames = EarlyResults(), {n: bytes([n]) * 4 for n in range(5)}
+    for n, frame in frames.items():
+        early.put(Received(n, frame, frame[:1], 0.5))
+    early.put(Missing(5, "lost"))
+    assert sum(len(x.frame) for x in early.results.values() if isinstance(x, Received)) == 8
+    for n in (3, 0, 4, 2, 1):
+        assert early.take(n) == Received(n, frames[n], frames[n][:1], 0.5)
+        assert early.take(n) is None
+    assert early.take(5) == Missing(5, "lost")
+    assert (early.size, early.results, early.places) == (0, {}, {})
+
+
+@pytest.mark.parametrize("bits", [32, 1])
+def test_a_client_that_was_away_replays_the_rounds_that_it_missed(bits, place):
+    """It is sent the scalars of these rounds, and not the weights."""
+    algorithm = algorithms.decomfl(perturbations=3, bits=bits)
+    strategy, grid = place.strategy(algorithm), place.grid(algorithm)
+
+    def leave_and_return(round, arrays):
+        grid.nodes[103].is_online = round not in (2, 3, 4)
+
+    start(strategy, grid, 7, evaluate_fn=leave_and_return)
+    assert grid.nodes[103].kinds == ["full", "delta", "deltas", "delta"]
+    away = [3, 4, 5]
+    assert [r["round"] for r in place.history() if "3" in r["problems"]] == away
+    sent = [record["downlink_bytes"] for record in place.history()]
+    weights = 4 * strategy.run.federation.task.layout.d
+    assert all(after - before < weights / 2 for before, after in pairwise(sent))
+    assert place.history()[-1]["clients"] == CLIENTS
+
+
+def test_broadcasts_are_kept_while_they_are_smaller_than_the_weights():
+    wire, spec = BroadcastWire(), Spec(Layout.of(make_model()))
+    for base in (b"a" * 8, b"b" * 8, b"c" * 8):
+        update = Update(dense({"w": torch.zeros(1, spec.layout.d)}, Bit()), (1.0,))
+        wire.send(update, replace(spec, base=base), Limits())
+    assert [len(wire.since(base)) for base in (b"a" * 8, b"b" * 8, b"c" * 8, b"d" * 8)] == [
+        3,
+        2,
+        1,
+        0,
+    ]
+    wire.forget(2 * len(wire.since(b"c" * 8)[0]))
+    assert wire.since(b"a" * 8) == []
+    wire.forget(0)
+    assert len(wire.since(b"c" * 8)) == 1

@@ -26,24 +26,24 @@ def four_levels(x: Vector) -> Vector:
     return value
 
 
-def sparseloco_four_levels(
+def sparseloco(
     gradients: Sequence[Gradient],
     weights: Sequence[float],
     w0: npt.ArrayLike,
     cohorts: Cohorts,
     *,
-    tensors: Sequence[int],
     density: float,
     decay: float,
     outer_lr: float,
-    local_steps: int,
+    local_steps: Sequence[int],
     lr: float,
     beta1: float,
     beta2: float,
     eps: float,
     chunk: int = 4096,
+    block: int = 1024,
 ) -> Vector:
-    """SparseLoCo (Sarfi et al., 2025): chunks and levels are of one tensor of the given sizes."""
+    """SparseLoCo (Sarfi et al., 2025): levels are of a block of values that are sent."""
     W, _, _ = start(w0)
     ms, vs, errors = ([np.zeros_like(W) for _ in gradients] for _ in range(3))
 
@@ -52,20 +52,17 @@ def sparseloco_four_levels(
         return np.concatenate([top_k(piece, count(density, piece.size)) for piece in pieces])
 
     def compress(x: Vector) -> Vector:
-        value = np.zeros_like(x)
-        for piece, out in zip(split(x), split(value), strict=True):
-            mask = chunked_top_k(piece)
-            out[mask] = four_levels(piece[mask])
+        value, mask = np.zeros_like(x), chunked_top_k(x)
+        kept = x[mask]
+        pieces = [four_levels(kept[first : first + block]) for first in range(0, kept.size, block)]
+        value[mask] = np.concatenate(pieces)
         return value
-
-    def split(x: Vector) -> list[Vector]:
-        return np.split(x, np.cumsum(tensors)[:-1])
 
     for cohort in cohorts:
         sent = []
         for n in cohort:
             w, ms[n], vs[n] = adam(
-                gradients[n], (W, ms[n], vs[n]), local_steps, lr, beta1, beta2, eps
+                gradients[n], (W, ms[n], vs[n]), local_steps[n], lr, beta1, beta2, eps
             )
             errors[n] = decay * errors[n] + W - w
             hat = compress(errors[n])

@@ -53,7 +53,9 @@ class Parties:
             return None if is_lost else self.alter(stage, u, reply)
 
         n = len(next(iter(codes.values())))
-        return run_exchange(self.server, round, sorted(codes), n, LARGEST, answer)
+        sizes = StageBytes()
+        server, clients = self.server, sorted(codes)
+        return run_exchange(server, round, clients, n, LARGEST, answer, sizes), sizes
 
 
 def weighted_sum(codes: Mapping[int, np.ndarray], weights: Mapping[int, int]) -> np.ndarray:

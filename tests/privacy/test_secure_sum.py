@@ -1,5 +1,8 @@
 """The sum is exact, whoever is lost, or the round stops and says why."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -145,3 +148,14 @@ def test_impossible_settings_are_refused_in_one_line(
     with pytest.raises(ValueError, match=message) as problem:
         given_settings.resolved(clients)
     assert "\n" not in str(problem.value)
+
+
+def test_the_cost_table_of_the_documentation_is_that_of_the_committed_results() -> None:
+    root = Path(__file__).parents[2]
+    results = json.loads((root / "benchmarks/results/secure_aggregation.json").read_text())
+    text = (root / "docs/explanation/privacy.md").read_text()
+    columns = ("once_up", "once_down", "masked_up", "other_up", "down")
+    for row in results["bytes"]:
+        sizes = " | ".join(f"{row[column]:,.0f}" for column in columns)
+        assert f"| {row['clients']} | {row['codes']:,} | " in text
+        assert f" | {sizes} |" in text

@@ -130,6 +130,13 @@ def test_an_unfinished_run_is_shown_up_to_its_last_round(runs, tmp_path):
     assert f"2 of {ROUNDS}" in (tmp_path / "report.html").read_text()
 
 
+def test_the_report_says_which_fedadam_it_shows(runs, tmp_path):
+    for name, is_said in (("fedadam-0", True), ("fedadam-ssm-0", False)):
+        write_report(shown(runs, name), tmp_path / "report.html", name)
+        said = "What Flower calls FedAdam is fedopt" in (tmp_path / "report.html").read_text()
+        assert said == is_said
+
+
 def test_figures_without_data_are_left_out(runs, tmp_path):
     bare = tmp_path / "bare"
     shutil.copytree(runs / "fedadam-ssm-0", bare)
@@ -214,6 +221,8 @@ def damaged_line(folder, name, number, change):
         ("metrics.jsonl", lambda x: x.update(f1=10**400), "f1"),
         ("metrics.jsonl", lambda x: x.update(client_accuracy=[0.5, None]), "client_accuracy"),
         ("metrics.jsonl", lambda x: x.pop("client_accuracy"), "client_accuracy"),
+        ("metrics.jsonl", lambda x: x.update(evaluation={"metrics": {"a": "b"}}), "evaluation"),
+        ("metrics.jsonl", lambda x: x.update(evaluation=3), "evaluation"),
         ("uploads.jsonl", lambda x: x["bytes"].update(w="many"), "bytes"),
         ("uploads.jsonl", lambda x: x["masks"].update(x={}), "masks"),
         ("uploads.jsonl", lambda x: x["masks"]["wmv"].pop("kept"), "masks"),

@@ -1,7 +1,8 @@
 """Federated methods, one file each. Each function makes an :class:`Algorithm` from its settings.
 
 The capitalized names and the functions ``method``, ``always``, ``dense``, ``sparse``, ``top_k``,
-``num_kept``, ``broadcast_all`` and ``local_sgd`` are what a method of your own is made of.
+``num_kept``, ``broadcast_all``, ``local_sgd`` and ``directions`` are what a method of your own is
+made of.
 
 ``method.py`` holds the contract of a method, ``settings.py`` the settings that methods share, and
 ``registry.py`` the methods by name. ``compressed.py`` compresses any method that sends ΔW in full,
@@ -12,6 +13,7 @@ with the pieces in ``compression.py``. To add a method, write its file, export i
 from fedsift.adam import AdamStep
 from fedsift.algorithms.compressed import compressed
 from fedsift.algorithms.decomfl import decomfl
+from fedsift.algorithms.directions import directions
 from fedsift.algorithms.e3sfc import e3sfc
 from fedsift.algorithms.efficient_adam import efficient_adam
 from fedsift.algorithms.fairness_top import fairness_top
@@ -106,6 +108,7 @@ __all__ = [
     "decomfl",
     "dense",
     "describe",
+    "directions",
     "e3sfc",
     "efficient_adam",
     "fairness_top",

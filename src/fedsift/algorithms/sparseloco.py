@@ -4,9 +4,12 @@ A. Sarfi, B. Thérien, J. Lidin and E. Belilovsky, "Communication Efficient LLM 
 SparseLoCo", 2025 (arXiv 2508.15706).
 
 The residual decays by 0.95 per round, 64 of every 4096 coordinates are sent, and the outer learning
-rate is 1. Two bits encode -s, 0 and s, where s is the mean magnitude of 256 values.
+rate is 1. Two bits encode four levels, as in the authors' code: the means of the values in four
+bins around the mean (:class:`fedsift.codec.Means`).
 
-Three things differ from the paper. The inner optimizer is this project's Adam without weight decay,
+Four things differ from the paper. Chunks are consecutive coordinates of the whole vector, and
+levels those of 1024 sent values; the authors cut each tensor into chunks of 64 × 64, and each has
+its own levels. The inner optimizer is this project's Adam without weight decay,
 so that the methods differ only in what they send. Clients have the same weights as in every other
 method. The paper's replicas gather each other's messages; here the server broadcasts the mean,
 exactly, at every coordinate that any client sent.
@@ -15,9 +18,6 @@ exactly, at every coordinate that any client sent.
 from __future__ import annotations
 
 import math
-
-import torch
-from torch import Tensor
 
 from fedsift.adam import AdamStep
 from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Q, always
@@ -32,15 +32,15 @@ from fedsift.algorithms.settings import (
     ResidualDecay,
     ServerLearningRate,
 )
-from fedsift.codec.update import CodedValues, Part, Parts, residual_after, sparse
-from fedsift.codec.values import Linear
+from fedsift.codec.update import Parts, residual_after, sparse
+from fedsift.codec.values import Means
 from fedsift.selection.masks import num_kept_per_chunk, top_k_per_chunk
 from fedsift.vector import State
 
 CHUNK = 4096
 """Consecutive coordinates that share a top-k mask."""
-BLOCK = 256
-"""Values that share a scale."""
+BLOCK = 1024
+"""Sent values that share four levels."""
 
 
 @method("sparseloco", label="SparseLoCo", color="#16202a", dashed=True)
@@ -56,10 +56,10 @@ def sparseloco(
 ) -> Algorithm:
     """Local Adam with the top-k of every chunk of ΔW sent in two bits, with error feedback.
 
-    Uplink per client and round: k (2 + log₂ 4096) bits and the scales.
+    Uplink per client and round: k (2 + log₂ 4096) bits and the levels.
 
     >>> sparseloco().phase(1).paper_bits(8192)
-    1824.0
+    1920.0
     """
 
     def local_start(state: State, memory: Memory) -> State:
@@ -69,7 +69,9 @@ def sparseloco(
         start, end = update.start, update.end
         target = decay * memory["residual"] + end.w - start.w
         mask = top_k_per_chunk(target, density, CHUNK)
-        part = two_bit_part(target, mask, num_kept_per_chunk(density, context.d, CHUNK))
+        k = num_kept_per_chunk(density, context.d, CHUNK)
+        coder = Means(BLOCK, float64_scales=target.dtype.itemsize > 4)
+        (part,) = sparse({"w": target}, mask, {"w": coder}, k=k)
         return (part,), {"m": end.m, "v": end.v, "residual": residual_after(target, part, "w")}
 
     def apply(context: Context, state: State, received: State) -> State:
@@ -77,33 +79,8 @@ def sparseloco(
 
     def paper_bits(d: int) -> float:
         k = num_kept_per_chunk(density, d, CHUNK)
-        return k * (2 + math.log2(CHUNK)) + math.ceil(k / BLOCK) * Q
+        return k * (2 + math.log2(CHUNK)) + math.ceil(k / BLOCK) * 4 * Q
 
     step = AdamStep(lr, beta1, beta2, eps)
     phase = Phase(local_steps, step, send, paper_bits, local_start, apply=apply)
     return Algorithm(always(phase), client_memory=("m", "v", "residual"))
-
-
-def two_bit_part(x: Tensor, mask: Tensor, k: int) -> Part:
-    """Return the masked coordinates of x, each rounded to the nearest of -s, 0 and s."""
-    (part,) = sparse({"w": x}, mask, k=k)
-    exact = part.values["w"].restore()
-    scale = mean_magnitudes(exact)
-    rounded = torch.where(2 * exact.abs() < scale, 0, exact.sign() * scale)
-    coder = Linear(2, block=BLOCK, float64_scales=x.dtype.itemsize > 4)
-    return Part(part.indices, {"w": CodedValues.of(rounded, coder)})
-
-
-def mean_magnitudes(x: Tensor) -> Tensor:
-    """Return the mean magnitude of each value's block, for values ``(..., n)``.
-
-    >>> mean_magnitudes(torch.tensor([[1.0, -3.0]]))
-    tensor([[2., 2.]])
-    """
-    n = x.shape[-1]
-    padded = torch.nn.functional.pad(x.abs(), (0, -n % BLOCK))
-    blocks = padded.view(*x.shape[:-1], -1, BLOCK)
-    sizes = torch.full_like(blocks[..., :1], BLOCK)
-    sizes[..., -1, :] = n - (blocks.shape[-2] - 1) * BLOCK
-    means: Tensor = blocks.sum(-1, keepdim=True) / sizes
-    return means.expand_as(blocks).flatten(-2)[..., :n]

@@ -18,7 +18,8 @@ from fedsift.api.result import Result
 from fedsift.engine.evaluation import Evaluate, Metric
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
 from fedsift.federation.snapshot import Snapshot
-from fedsift.privacy import DifferentialPrivacy
+from fedsift.privacy import DifferentialPrivacy, SecureSettings
+from fedsift.privacy.robust import Aggregation
 from fedsift.progress import training_warning
 from fedsift.runs.config import KEEP_CHECKPOINTS
 from fedsift.task import Loss, Transform, Weights
@@ -47,12 +48,14 @@ def simulate(
     transform: Transform | None = None,
     num_workers: int = 0,
     buffers: str = "average",
+    aggregation: Aggregation = "mean",
     on_round: OnRound | None = None,
     metrics: Mapping[str, Metric] | None = None,
     evaluate: Evaluate | None = None,
     evaluate_every: int = 1,
     client_tests: Sequence[Any] | str | None = None,
     privacy: DifferentialPrivacy | None = None,
+    secure: bool | SecureSettings = False,
     out: str | Path | None = None,
     keep_checkpoints: int = KEEP_CHECKPOINTS,
     start: Result | Snapshot | None = None,
@@ -110,6 +113,10 @@ def simulate(
         What happens to the buffers that training changes, such as the running statistics of batch
         normalization: ``"average"`` averages and sends them, ``"local"`` leaves each client its
         own, ``"frozen"`` keeps normalization layers in evaluation mode, at the initial values.
+    aggregation
+        How updates are merged: ``"mean"``, weighted; or, against hostile clients, the ``"median"``
+        of each coordinate, or its ``"trimmed"`` mean without the lowest and highest fifth. The last
+        two need a method whose clients send the same coordinates, and memory for all updates.
     on_round
         Called after each round: ``on_round(record, model)``, with the round's metrics and a copy of
         the global model. If it returns True, training stops, and ``simulate`` returns the result.
@@ -130,6 +137,11 @@ def simulate(
         A :class:`fedsift.privacy.DifferentialPrivacy`: each client takes part in a round with
         probability ``participation``, its update is clipped, and the sum gets noise. The history
         gets the column ``epsilon``, and training stops before the budget is exceeded.
+    secure
+        True aggregates securely: the server gets the sum of the clients' values only. Every message
+        of the protocol is built and counted; lost clients (``dropout``) are lost at a random stage.
+        It needs a method whose clients send whole numbers at the same coordinates, such as
+        ``sift_common``. A :class:`fedsift.privacy.SecureSettings` sets its neighbors and threshold.
     out
         A run folder, as ``fedsift run`` writes it: metrics, checkpoints, model, report. If it holds
         an unfinished run of the same settings and data, that run is continued; the result of a

@@ -34,6 +34,7 @@ def settings_of(federation: Federation, options: Options, rounds: int) -> dict[s
         "min_clients": options.min_clients,
         "max_norm_ratio": options.max_norm_ratio or 0.0,
         "buffers": options.buffers,
+        "aggregation": options.aggregation,
         "wire": options.wire,
         "seed": options.seed,
         "device": torch.device(chosen_device(options.device)).type,
@@ -41,8 +42,17 @@ def settings_of(federation: Federation, options: Options, rounds: int) -> dict[s
         "loss": name_of(options.loss),
         "transform": NONE if options.transform is None else name_of(options.transform),
         **({} if options.privacy is None else options.privacy.settings()),
+        **secure_settings_of(federation),
         **{key: text_of(value) for key, value in algorithm.settings.items()},
     }
+
+
+def secure_settings_of(federation: Federation) -> dict[str, Any]:
+    """Return the settings of secure aggregation, if there is any."""
+    if (secure := federation.secure) is None:
+        return {}
+    numbers = {"secure_neighbors": secure.neighbors, "secure_threshold": secure.threshold}
+    return {"secure": True, **numbers}
 
 
 def text_of(value: Any) -> Any:

@@ -120,9 +120,9 @@ def print_advice(advice: Advice, command: str) -> None:
 
 
 def mibit_text(x: float | None) -> str:
-    """Return Mibit to two decimals.
+    """Return Mibit to three digits.
 
-    >>> mibit_text(1.234), mibit_text(None)
-    ('1.23', 'no forecast')
+    >>> mibit_text(1.234), mibit_text(0.00172), mibit_text(None)
+    ('1.23', '0.00172', 'no forecast')
     """
-    return "no forecast" if x is None else f"{x:.2f}"
+    return "no forecast" if x is None else f"{x:.3g}"

@@ -9,7 +9,7 @@ from typing import Any
 from fedsift.cli.exit_codes import user_input
 from fedsift.cli.reports import written_or_explained
 from fedsift.cli.settings import command_text, folder_name, merge_config_file, new_folder
-from fedsift.cli.tables import comparison_table
+from fedsift.cli.tables import clients_table, comparison_table
 from fedsift.cli.terminal import err, out, print_path
 from fedsift.cli.training import run_with_progress
 from fedsift.engine.processes.torchrun import process_group, rank
@@ -100,6 +100,8 @@ def compare_runs(path: Path, runs: Sequence[Run], target: float, parameters: int
     title = f"{config.dataset}, {config.partition}: MB per client to {100 * target:.1f} %"
     replace_file(path / "compare.csv", csv_of(rows).encode())
     out.print(comparison_table(rows, title, config, parameters))
+    if (clients := clients_table(rows)) is not None:
+        out.print(clients)
     print_path("table", path / "compare.csv")
     with written_or_explained("figure", path / "compare.png", path) as figure:
         comparison_figure(shown, figure, title, target)

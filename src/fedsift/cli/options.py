@@ -47,6 +47,8 @@ PANELS: dict[str, dict[str, str]] = {
         "min_clients": "Stop the run if a round receives fewer updates than this.",
         "max_norm_ratio": "Reject updates whose norm exceeds the usual one by more than this "
         "factor; 0: no bound.",
+        "aggregation": "How updates are merged: mean, or the median or trimmed mean of each "
+        "coordinate, for methods whose clients send the same coordinates.",
         "buffers": "What happens to running statistics, as of batch normalization: average, local "
         "(each client keeps its own) or frozen.",
     },
@@ -59,6 +61,14 @@ PANELS: dict[str, dict[str, str]] = {
         "as dp-epsilon needs.",
         "dp_epsilon": "Budget: stop before a round that would exceed it; 0: no budget.",
         "dp_delta": "The delta for which epsilon is computed.",
+    },
+    "Secure aggregation": {
+        "secure": "The server gets the sum of the clients' values only; every message of the "
+        "protocol is built and counted.",
+        "secure_neighbors": "Clients with which each client masks its values; 0: all up to 64 "
+        "clients, then as few as are safe.",
+        "secure_threshold": "Neighbors that must take part, and that restore the mask of a lost "
+        "client; 0: three fifths of them, plus one.",
     },
     METHOD_PANEL: {},
     "Execution": {

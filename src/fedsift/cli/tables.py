@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.table import Table
 
-from fedsift.cli.terminal import plain_table
+from fedsift.cli.terminal import number_table, plain_table
 from fedsift.progress import file_size, percent, times_fewer
 from fedsift.report.groups import decimals
 from fedsift.report.tables import number_of
-from fedsift.runs.compare import Row, dense_fedadam_bytes, mibit
+from fedsift.runs.compare import CLIENT_COLUMNS, Row, dense_fedadam_bytes, mibit
 from fedsift.runs.config import RunConfig
 
 
@@ -84,7 +84,7 @@ def comparison_table(rows: Iterable[Row], title: str, config: RunConfig, paramet
         style = "bold green" if row.ratio == 1 else None
         table.add_row(*comparison_cells(row, config, parameters), style=style)
     table.caption = (
-        "MB: uplink per client to the target; vs dense: times less than dense\n"
+        "MB: uplink per client to the target; vs dense: times fewer than dense\n"
         "FedAdam would send in the same rounds; Mibit: by the paper's formula"
     )
     return table
@@ -104,6 +104,21 @@ def comparison_cells(row: Row, config: RunConfig, parameters: int) -> list[str]:
         str(row.round),
         *accuracies,
     ]
+
+
+def clients_table(rows: Iterable[Row]) -> Table | None:
+    """Return a table of the accuracy on the clients; None if no run has measured it."""
+    rows = [row for row in rows if row.client_accuracy_mean is not None]
+    if not rows:
+        return None
+    table = number_table(
+        "accuracy on the clients, %", ("mean", "worst", "10th percentile", "deviation")
+    )
+    for row in rows:
+        values = [getattr(row, name) for name in CLIENT_COLUMNS]
+        table.add_row(row.algorithm, *(percent(x).removesuffix(" %") for x in values))
+    table.caption = "After the last round; deviation: the standard deviation between clients"
+    return table
 
 
 def fixed(x: float) -> str:

@@ -8,7 +8,7 @@ Frames
 Values
     ``value_coder.py`` is the interface of a value coder. ``values.py`` holds Float, Sign, Bit and
     the registry of all coders, ``value_blocks.py`` holds Linear, Log and Integer,
-    ``value_entropy.py`` the entropy coding of their codes.
+    ``value_entropy.py`` the entropy coding of their codes, ``value_means.py`` holds Means.
 
 Masks
     ``index.py`` holds the interface of an index coder, Bitmap, Packed and Entropy.
@@ -28,7 +28,7 @@ from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, decode, encode, encoded_size, state_hash
 from fedsift.codec.limits import Limits, shape_of
 from fedsift.codec.update import CodedValues, Part, Update, dense, sparse
-from fedsift.codec.values import Bit, Float, Integer, Linear, Log, Sign
+from fedsift.codec.values import Bit, Float, Integer, Linear, Log, Means, Sign
 
 __all__ = [
     "Bit",
@@ -39,6 +39,7 @@ __all__ = [
     "Limits",
     "Linear",
     "Log",
+    "Means",
     "Part",
     "Sign",
     "Spec",

@@ -96,11 +96,15 @@ void decode_low_bits(Decoder *state, const uint8_t *code, isize size, const uint
     *state = s;
 }
 
-/* ---- target[indices[i]] += values[i]; the indices ascend and were checked --------------------- */
+/* ---- target[indices[i]] += values[i]; counts the indices outside of the target --------------- */
 
-void add_at(float *target, const int64_t *indices, const float *values, isize n) {
+void add_at(float *target, isize d, const int64_t *indices, const float *values, isize n,
+            int64_t *outside) {
     for (isize i = 0; i < n; i++) {
         if (i + AHEAD < n) __builtin_prefetch(&target[indices[i + AHEAD]], 1);
-        target[indices[i]] += values[i];
+        if ((uint64_t)indices[i] < (uint64_t)d)
+            target[indices[i]] += values[i];
+        else
+            ++*outside;
     }
 }

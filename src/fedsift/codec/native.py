@@ -55,7 +55,7 @@ def decoder_of(code: bytes) -> Decoder:
 
 
 def add_at(target: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Add values ``(k,)`` to the ascending coordinates ``indices`` of a vector ``(d,)`` in place.
+    """Add values ``(k,)`` to the coordinates ``indices`` of a vector ``(d,)`` in place.
 
     >>> total = torch.zeros(3)
     >>> add_at(total, torch.tensor([0, 2]), torch.tensor([1.0, 2.0]))
@@ -70,6 +70,7 @@ def add_at(target: Tensor, indices: Tensor, values: Tensor) -> None:
         return
     if len(indices) != len(values):
         raise ValueError(f"{len(indices)} indices, but {len(values)} values")
-    if len(indices) and not 0 <= int(indices[0]) <= int(indices[-1]) < len(target):
+    outside = np.zeros(1, np.int64)
+    LIBRARY.kernel("add_at")(target, len(target), indices, values, len(indices), outside)
+    if outside[0]:
         raise IndexError(f"an index is outside of the {len(target)} coordinates")
-    LIBRARY.kernel("add_at")(target, indices, values, len(indices))

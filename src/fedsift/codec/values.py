@@ -31,6 +31,7 @@ from fedsift.codec.value_coder import (
     require_scales,
     scales_of,
 )
+from fedsift.codec.value_means import Means
 from fedsift.vector import raw_bytes
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Integer",
     "Linear",
     "Log",
+    "Means",
     "Quantized",
     "Sign",
     "ValueCoder",
@@ -251,10 +253,11 @@ VALUE_CODERS: dict[str, ValueCoder] = {
         *map(Float, _DTYPES),
         Sign(),
         Bit(),
+        Means(),
         *(kind(bits) for kind in (Linear, Log, Integer) for bits in range(2, 9)),
     )
 }
-"""Every coder by name, with the default block: float64 ... float16, sign, bit, int2..8,
+"""Every coder by name, with the default block: float64 ... float16, sign, bit, means, int2..8,
 log2..8, whole2..8."""
 
 
@@ -264,10 +267,10 @@ _BY_LOW_BYTE = {coder.wire_id & 0xFF: coder for coder in VALUE_CODERS.values()}
 def from_wire_id(wire_id: int) -> ValueCoder:
     """Return the coder with this id in frames, or raise :class:`FrameError`.
 
-    The low byte is 1..4 for float64, float32, bfloat16, float16, 5 for sign, 6 for bit, 0x10 + b
-    for linear, 0x20 + b for log codes and 0x30 + b for whole numbers of b = 2..8 bits, plus 0x80 if
-    the scales are float64. The high byte is 0, or for linear and log codes log2 of the block size,
-    at most 31; 0 means a single block.
+    The low byte is 1..4 for float64, float32, bfloat16, float16, 5 for sign, 6 for bit, 7 for
+    means, 0x10 + b for linear, 0x20 + b for log codes and 0x30 + b for whole numbers of b = 2..8
+    bits, plus 0x80 if the scales are float64. The high byte is 0, or for means, linear and log
+    codes log2 of the block size, at most 31; 0 means a single block, which means does not have.
 
     >>> from_wire_id(0x0814)
     Linear(bits=4, block=256, float64_scales=False, stochastic=False)
@@ -278,6 +281,8 @@ def from_wire_id(wire_id: int) -> ValueCoder:
     if isinstance(coder, Linear | Log) and exponent < 32:
         block = 2**exponent if exponent else None
         return replace(coder, block=block, float64_scales=has_float64_scales)
+    if isinstance(coder, Means) and 0 < exponent < 32:
+        return Means(2**exponent, has_float64_scales)
     if isinstance(coder, Sign) and exponent == 0:
         return Sign(has_float64_scales)
     if isinstance(coder, Float | Bit | Integer) and exponent == 0 and not has_float64_scales:

@@ -46,7 +46,7 @@ def fused(step: Step, like: Tensor) -> InPlace:
             numbers = torch.tensor(numbers_of(step), dtype=torch.float64, device=like.device)
             return partial(adam_on_gpu, with_numbers(step, numbers))
         if like.is_cpu and native.load() is not None:
-            return partial(adam_on_cpu, step)
+            return adam_on_cpu(step)
     return partial(copy_result, step)
 
 
@@ -145,11 +145,14 @@ def adam_on_gpu(
             )  # fmt: skip
 
 
-def adam_on_cpu(
-    step: AdamStep, x: State, gradient: Tensor, low_precision: Tensor, context: StepContext
-) -> None:
-    """Take an unclipped Adam step with a C kernel."""
-    numbers = (float(number) for number in (step.lr, step.beta1, step.beta2, step.eps))
-    native.kernel("adam")(x.w, x.m, x.v, gradient, *numbers, x.w.numel())
-    if low_precision is not x.w:
-        low_precision.copy_(x.w)
+def adam_on_cpu(step: AdamStep) -> InPlace:
+    """Return an unclipped Adam step as a call of a C kernel."""
+    numbers = [float(number) for number in (step.lr, step.beta1, step.beta2, step.eps)]
+    kernel = native.kernel("adam")
+
+    def take(x: State, gradient: Tensor, low_precision: Tensor, context: StepContext) -> None:
+        kernel(x.w, x.m, x.v, gradient, *numbers, x.w.numel())
+        if low_precision is not x.w:
+            low_precision.copy_(x.w)
+
+    return take

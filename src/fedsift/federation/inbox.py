@@ -18,6 +18,7 @@ from fedsift.codec.update import Update, WeightedSum
 from fedsift.engine.contract import ClientResult, Job, Missing, Received, Results
 from fedsift.federation.memories import Memories
 from fedsift.federation.norm_bound import MAX_HELD_BYTES, NormBound, Norms, held_bytes
+from fedsift.privacy.robust import RobustSum
 
 if TYPE_CHECKING:
     from fedsift.federation.round import Federation
@@ -95,7 +96,7 @@ class Inbox:
         job: Job,
         spec: Spec,
         limits: Limits,
-        total: WeightedSum,
+        total: WeightedSum | RobustSum,
         memories: Memories,
         bound: NormBound,
     ) -> None:

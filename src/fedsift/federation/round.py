@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -34,11 +35,16 @@ from fedsift.federation.cohort import cohort_size
 from fedsift.federation.inbox import Inbox, OnUpload, ignore_uploads
 from fedsift.federation.memories import CohortMemory, InMemory, memory_fits
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, NormBound
-from fedsift.federation.snapshot import RoundReport, Snapshot, Traffic, full_update
+from fedsift.federation.snapshot import RoundReport, SecureTraffic, Snapshot, Traffic, full_update
 from fedsift.privacy.differential import DifferentialPrivacy, private_roles
+from fedsift.privacy.robust import Aggregation, RobustSum
+from fedsift.privacy.secure import SecureSettings
 from fedsift.seeding import stream, torch_seed
 from fedsift.task import Task, Weights, all_finite, check_weights, weight_of
 from fedsift.vector import Layout, State
+
+if TYPE_CHECKING:
+    from fedsift.federation.secure_round import SecureRounds
 
 MAX_SAMPLES = 1_000_000
 """The largest number of samples that a remote client may report, if that number is its weight."""
@@ -76,9 +82,15 @@ class Federation:
     weights
         The clients' weights in the mean: ``"batch"``, their mini-batch sizes; ``"examples"``, their
         numbers of samples; ``"equal"``; or None for the method's own.
+    aggregation
+        ``"mean"``, or the ``"median"`` or ``"trimmed"`` mean of each coordinate, in which all
+        clients have equal weights.
     privacy
         Differential privacy; None for none. With it, each client joins each cohort independently,
         and ``max_norm_ratio`` has no effect, because updates are clipped.
+    secure
+        Secure aggregation of what the method's phase declares as ``summed``; None for none. With
+        it, ``max_norm_ratio`` has no effect, because the server sees no single update.
 
     """
 
@@ -95,11 +107,15 @@ class Federation:
     weights: Weights | None = None
     evaluation: Evaluation = NOTHING_ELSE
     privacy: DifferentialPrivacy | None = None
+    aggregation: Aggregation = "mean"
+    secure: SecureSettings | None = None
 
     def __post_init__(self) -> None:
         check_weights(self.weights)
         if self.privacy and self.weighting != "equal":
             raise ValueError('differential privacy needs equal weights: pass weights="equal"')
+        if (self.privacy or self.secure) and self.aggregation != "mean":
+            raise ValueError("privacy and secure sums need the sum: use aggregation='mean'")
         if self.algorithm.layout_for(self.task.layout) != self.task.layout:
             raise ValueError("the task's layout must be made by algorithm.layout_for(layout)")
 
@@ -160,7 +176,12 @@ class Federation:
         round, phase = job.round, job.phase
         lost = self.lost_clients(round, job.cohort)
         inbox = self.open_inbox(job, before)
-        inbox.take_in_order(self.engine.train(job) if job.cohort else (), lost)
+        replies = self.engine.train(job) if job.cohort else ()
+        secure = SecureTraffic()
+        if self.secure:
+            secure = self.secure_rounds.collect(job, inbox, replies)
+        else:
+            inbox.take_in_order(replies, lost)
         self.require_enough(inbox, round, len(lost))
         memories = before.client_memory.replaced(inbox.memory)
         norms = before.norms.after(inbox.norms)
@@ -169,10 +190,18 @@ class Federation:
         broadcast_bytes, clamped = 0, 0
         if inbox.merged or self.privacy:  # that nobody took part is private, too
             after, broadcast_bytes, clamped = self.broadcast(after, phase, inbox)
-        traffic = self.count_traffic(before.traffic, phase, inbox, broadcast_bytes)
+        downlink_bytes = broadcast_bytes + sum(secure.downlink.values())
+        traffic = self.count_traffic(before.traffic, phase, inbox, downlink_bytes)
         loss = None if self.privacy else inbox.loss  # it would be published without noise
-        report = RoundReport(inbox.merged, inbox.rejected, clamped, loss, inbox.problems)
+        report = RoundReport(inbox.merged, inbox.rejected, clamped, loss, inbox.problems, secure)
         return replace(after, traffic=traffic), report
+
+    @cached_property
+    def secure_rounds(self) -> SecureRounds:
+        """Secure aggregation, with the keys of server and clients."""
+        from fedsift.federation.secure_round import SecureRounds
+
+        return SecureRounds(self)
 
     def job_after(self, before: Snapshot) -> Job:
         """Return the local training of the round after a snapshot."""
@@ -240,12 +269,13 @@ class Federation:
         base = self.base_hash(job.state)
         limits, spec = self.upload_limits(job, base), self.frame_spec(job.round, base)
         bound = self.norm_bound(before)
-        total = WeightedSum(self.algorithm.zero_update(self.task.layout, job.state.w))
+        zeros, robust = self.algorithm.zero_update(self.task.layout, job.state.w), self.aggregation
+        total = WeightedSum(zeros) if robust == "mean" else RobustSum(zeros, robust)
         return Inbox(self, job, spec, limits, total, before.client_memory, bound)
 
     def norm_bound(self, before: Snapshot) -> NormBound:
         """Return the bound on the norms of a round's updates."""
-        ratio = 0.0 if self.privacy else self.max_norm_ratio or 0.0
+        ratio = 0.0 if self.privacy or self.secure else self.max_norm_ratio or 0.0
         return NormBound(ratio, before.norms)
 
     def upload_limits(self, job: Job, base: bytes) -> Limits:
@@ -331,15 +361,15 @@ class Federation:
         return not memory_fits(clients * per_client, all_train)
 
     def count_traffic(
-        self, before: Traffic, phase: Phase, inbox: Inbox, broadcast_bytes: int
+        self, before: Traffic, phase: Phase, inbox: Inbox, downlink_bytes: float
     ) -> Traffic:
-        """Add a round's traffic: the mean upload over all clients, and the broadcast to each."""
+        """Add a round's traffic: the mean upload over all clients, and what each receives."""
         clients = len(self.task.clients)
         bits = self.algorithm.paper_bits(phase, self.task.layout) * inbox.sent / clients
         return Traffic(
             before.uplink_bits_paper + bits,
             before.uplink_bytes + inbox.size / clients,
-            before.downlink_bytes + broadcast_bytes,
+            before.downlink_bytes + downlink_bytes,
         )
 
 

@@ -43,12 +43,21 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class SecureTraffic:
+    """Bytes of a round's secure aggregation by stage, as means per client."""
+
+    uplink: Mapping[str, float] = field(default_factory=dict)
+    downlink: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RoundReport:
     """What happened in a round, apart from accuracy and traffic.
 
     ``clients`` counts the merged updates and ``rejected`` those that were refused. ``clamped``
     counts the coordinates of V that became negative and were set to zero. ``problems`` gives, by
-    client, the reason why its update was not merged.
+    client, the reason why its update was not merged. ``secure`` are the bytes of secure
+    aggregation, which the traffic includes.
     """
 
     clients: int
@@ -56,6 +65,7 @@ class RoundReport:
     clamped: int
     train_loss: float | None
     problems: Mapping[str, str] = field(default_factory=dict)
+    secure: SecureTraffic = field(default_factory=SecureTraffic)
 
 
 def full_update(state: State) -> Update:

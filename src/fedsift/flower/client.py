@@ -129,17 +129,16 @@ class ClientTrainer:
 
     def reply_to(self, message: Message, context: NodeContext) -> TrainReply:
         """Return the reply to a message; if training or evaluating fails, the reason."""
-        request = TrainRequest.from_records(message.content)
         client, clients = partition_of(context)
 
-        def work() -> TrainReply:
+        def work(request: TrainRequest) -> TrainReply:
             round, task = self.prepare(request, context, client, clients)
             if message.metadata.message_type == MessageType.EVALUATE:
                 return self.evaluate_round(round, task, message)
             return self.train_round(round, task, message)
 
         with one_thread():
-            reply = answer(request, client, work)
+            reply = answer(message, client, work)
         return replace(reply, evaluates=self.load_test is not None)
 
     def prepare(
@@ -167,7 +166,9 @@ class ClientTrainer:
     def train_round(self, round: ClientRound, task: Task, message: Message) -> TrainReply:
         """Update the client's state, train if it is in the cohort, and store the new state."""
         request, client = round.request, round.client
-        steps = self.local_steps(round, message.content.config_records["config"])
+        steps = self.local_steps(
+            round, message.content.config_records.get("config") or ConfigRecord()
+        )
         stored = round.updated()
         if stored is None:
             return TrainReply(client, "behind")

@@ -8,11 +8,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from logging import ERROR, WARNING
 from pathlib import Path
 
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Message
 from flwr.app import Context as NodeContext
 from flwr.supercore import log
 from torch import Tensor
@@ -27,13 +28,14 @@ from fedsift.algorithms.method import (
     zero_memory,
 )
 from fedsift.codec.errors import FrameError
-from fedsift.codec.frame import Spec, decode, encode, state_hash
+from fedsift.codec.frame import Spec, decode, encode, parse_frame, state_hash
 from fedsift.codec.limits import Limits
 from fedsift.engine.contract import ClientResult, Job
 from fedsift.federation.round import apply_broadcast, run_id
 from fedsift.federation.snapshot import state_from
 from fedsift.flower.arrays import values_of
-from fedsift.flower.protocol import TrainReply, TrainRequest
+from fedsift.flower.deployment import METADATA_BYTES
+from fedsift.flower.protocol import RefusedRequest, TrainReply, TrainRequest, printable
 from fedsift.flower.store import NO_RECEIPT, ClientState, ClientStore, receipt_of
 from fedsift.vector import Layout, State
 
@@ -82,26 +84,36 @@ class ClientRound:
 
     def updated_state(self, stored: State | None) -> State | None:
         """Return the global state of the request; None if its delta does not lead to it."""
-        request, name, before = self.request, self.algorithm.name, self.request.round - 1
-        limits = Limits(run=request.run, round=before, algorithm=name, max_abs=float("inf"))
+        request = self.request
         if request.kind == "full":
-            full = decode(request.frame, self.layout, replace(limits, base=bytes(8)))
+            limits = self.limits(bytes(8), request.round - 1)
+            full = decode(request.frame, self.layout, limits)
             state = state_from(full, self.layout, self.algorithm.state)
             if state_hash(state) != request.state:
                 raise FrameError("the received state does not have the announced hash")
             return state
-        if stored is None or (base := state_hash(stored)) == request.state:
+        if stored is None or state_hash(stored) == request.state:
             return stored  # the same request may be delivered twice
         try:
-            delta = decode(request.frame, self.layout, replace(limits, base=base))
+            state = reduce(self.state_after, request.deltas, stored)
         except FrameError:
             return None
-        context = self.context(before, stored)
-        state, _ = apply_broadcast(self.algorithm, context, stored, delta.parts)
         if state_hash(state) != request.state:
             log(WARNING, "this machine computes other bits than the server")
             return None
         return state
+
+    def state_after(self, state: State, frame: bytes) -> State:
+        """Return the state after the broadcast in a frame."""
+        delta = decode(frame, self.layout, self.limits(state_hash(state)))
+        header, _ = parse_frame(frame)
+        context = self.context(header.round, state)
+        return apply_broadcast(self.algorithm, context, state, delta.parts)[0]
+
+    def limits(self, base: bytes, round: int | None = None) -> Limits:
+        """Return what a frame of the server must satisfy."""
+        run, name = self.request.run, self.algorithm.name
+        return Limits(run=run, base=base, round=round, algorithm=name, max_abs=float("inf"))
 
     def context(self, round: int, state: State, clients: tuple[int, ...] = ()) -> Context:
         """Return the context of a round that starts from the given state."""
@@ -158,13 +170,17 @@ class ClientRound:
         return Spec(self.layout, name, request.round, self.client, request.run, request.state)
 
 
-def answer(request: TrainRequest, client: int, work: Callable[[], TrainReply]) -> TrainReply:
-    """Return the reply that some work makes within the round's time; if it fails, the reason."""
+def answer(message: Message, client: int, work: Callable[[TrainRequest], TrainReply]) -> TrainReply:
+    """Return the reply that some work makes of a request within its time, or why there is none."""
     try:
+        request = TrainRequest.from_records(message.content)
         with deadline(request.seconds):
-            return work()
+            return work(request)
+    except (RefusedRequest, FrameError) as problem:  # the server's fault: no traceback
+        log(ERROR, "client %s refused the server's request: %s", client, problem)
+        return TrainReply(client, "failed", reason=str(problem))
     except Exception as problem:
-        log(ERROR, "client %s failed in round %s", client, request.round, exc_info=problem)
+        log(ERROR, "client %s failed", client, exc_info=problem)
         return TrainReply(client, "failed", reason=f"{type(problem).__name__}: {problem}")
 
 
@@ -194,16 +210,26 @@ def partition_of(context: NodeContext) -> tuple[int, int]:
 def check_request(request: TrainRequest, algorithm: Algorithm, layout: Layout) -> None:
     """Refuse a request that does not match the client's algorithm and model."""
     if request.algorithm != repr(algorithm):
-        raise ValueError(
-            f"the server runs {request.algorithm}, this client {algorithm!r}: use the same "
-            "algorithm and settings on both sides"
+        raise RefusedRequest(
+            f"the server runs {printable(request.algorithm)}, this client {algorithm!r}: use the "
+            "same algorithm and settings on both sides"
         )
     seed, batch_size = request.seed, request.batch_size or None
     if request.run != run_id(layout, algorithm, seed, batch_size, request.weights):
-        raise ValueError(
+        raise RefusedRequest(
             "the server's model has different parameters than this client's, another setting "
             "buffers, or another input_shape: pass fedsift.flower.arrays_of(model) to the server"
         )
+    if len(request.frame) > max_frame_bytes(algorithm, layout):
+        size = len(request.frame)
+        raise RefusedRequest(f"the server's frame of {size} bytes is too large for this model")
+
+
+def max_frame_bytes(algorithm: Algorithm, layout: Layout) -> int:
+    """Return an upper bound for a correct server's frame: twice its values in float64."""
+    others = [name for name, _ in layout.lengths if name not in algorithm.state]
+    num_values = sum(layout.length(name) for name in (*algorithm.state, *others))
+    return 2 * 8 * num_values + METADATA_BYTES
 
 
 @contextmanager

@@ -81,6 +81,7 @@ def server() -> ServerApp:
             min_clients=config.min_clients,
             max_norm_ratio=config.max_norm_ratio,
             buffers=config.buffers,
+            aggregation=config.chosen_aggregation(),
             keep_checkpoints=config.keep_checkpoints,
             seed=config.seed,
             metrics_port=int(context.run_config.get(METRICS_PORT, 0)) or None,

@@ -24,22 +24,35 @@ METADATA_BYTES = 1 << 20
 
 @dataclass
 class BroadcastWire:
-    """The server's :class:`Wire`: keeps the last broadcast for the next requests.
+    """The server's :class:`Wire`: keeps the latest broadcasts for the next requests.
 
-    ``base`` is the hash of the state to which the broadcast is applied. ``bytes_sent`` counts the
-    frames in the requests of the current round.
+    ``frames`` are the latest broadcasts, by the hash of the state to which each is applied: the
+    last one, and as many before it as are together no larger than the weights. ``bytes_sent``
+    counts the frames in the requests of the current round.
     """
 
-    frame: bytes = b""
-    base: bytes = b""
+    frames: dict[bytes, bytes] = field(default_factory=dict)
     bytes_sent: int = 0
 
     builds_frames: ClassVar[bool] = True
 
     def send(self, update: Update, spec: Spec, limits: Limits) -> tuple[Update, int]:
         """Return the broadcast as clients decode it, and its size in bytes."""
-        self.frame, self.base = encode(update, spec), spec.base
-        return decode(self.frame, spec.layout, limits), len(self.frame)
+        frame = self.frames[spec.base] = encode(update, spec)
+        self.forget(spec.layout.d * spec.layout.dtype.itemsize)
+        return decode(frame, spec.layout, limits), len(frame)
+
+    def forget(self, most: int) -> None:
+        """Drop the oldest frames until the others take at most this many bytes."""
+        size = sum(map(len, self.frames.values()))
+        while size > most and len(self.frames) > 1:
+            size -= len(self.frames.pop(next(iter(self.frames))))
+
+    def since(self, state: bytes) -> list[bytes]:
+        """Return the broadcasts since the state with that hash; none if it is not known."""
+        bases = list(self.frames)
+        first = bases.index(state) if state in self.frames else len(bases)
+        return [self.frames[base] for base in bases[first:]]
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,7 @@ class Deployment(Federation):
         return 2 * (num_values * layout.dtype.itemsize + mask_bytes) + METADATA_BYTES
 
     def count_traffic(
-        self, before: Traffic, phase: Phase, inbox: Inbox, broadcast_bytes: int
+        self, before: Traffic, phase: Phase, inbox: Inbox, downlink_bytes: float
     ) -> Traffic:
         """Add a round's traffic: its uploads, and the requests sent at its start.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from fedsift.codec.errors import FrameError
 from fedsift.codec.limits import Limits
 from fedsift.engine.contract import Job, Missing, Received
 from fedsift.flower.arrays import arrays_from_vector
+from fedsift.flower.early import EarlyResults
 from fedsift.flower.exchange import Exchange
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -43,25 +45,25 @@ class RemoteEngine:
     def train(self, job: Job) -> Iterator[Received | Missing]:
         """Yield the result of each client in the cohort's order, so that sums have fixed bits.
 
-        Results that arrive early are kept as small encoded frames.
+        Results that arrive early wait as encoded frames.
         """
-        exchange = self.current
-        early: dict[int, Received | Missing] = {}
-        waiting, num_valid = list(job.cohort), 0
+        exchange, early = self.current, EarlyResults()
+        waiting, num_valid = deque(job.cohort), 0
         limits = self.upload_limits(job) if self.enough else None
         for message in self.replies:
             result = exchange.result_in(message)
             if result is None:
                 continue
-            early[result.client] = result
-            while waiting and waiting[0] in early:
-                yield early.pop(waiting.pop(0))
+            early.put(result)
+            while waiting and (next := early.take(waiting[0])):
+                waiting.popleft()
+                yield next
             num_valid += limits is not None and self.is_valid(result, limits)
             if num_valid == self.enough:
                 exchange.no_reply_reason = "the round had enough replies"
                 break
         for client in waiting:
-            yield early.get(client) or Missing(client, exchange.missing_reason(client))
+            yield early.take(client) or Missing(client, exchange.missing_reason(client))
 
     def upload_limits(self, job: Job) -> Limits:
         """Return what the uploads of this round must satisfy."""

@@ -84,17 +84,16 @@ class SiftedApp:
             return call_next(message, context)
         if RECORD not in message.content.config_records:
             raise ValueError("the mod sifted needs fedsift.flower.FedSift as the server's strategy")
-        request = TrainRequest.from_records(message.content)
         client, _ = partition_of(context)
         app = OwnFunction(message, context, call_next)
 
-        def work() -> TrainReply:
+        def work(request: TrainRequest) -> TrainReply:
             round = self.round(request, client, context)
             if round is None:
                 return TrainReply(client, "behind")
             return evaluate(round, app) if category == MessageType.EVALUATE else train(round, app)
 
-        reply = replace(answer(request, client, work), evaluates=True)
+        reply = replace(answer(message, client, work), evaluates=True)
         return Message(content=reply.to_records(), reply_to=message)
 
     def round(self, request: TrainRequest, client: int, context: NodeContext) -> ClientRound | None:
@@ -183,7 +182,7 @@ class OwnFunction:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.config = self.message.content.config_records["config"]
+        self.config = self.message.content.config_records.get("config") or ConfigRecord()
 
     def call(self, arrays: ArrayRecord) -> RecordDict:
         """Call the function with a model, and return the content of its reply."""

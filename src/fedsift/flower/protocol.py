@@ -7,13 +7,14 @@ Flower neither copies nor converts it. Everything else is a small ``ConfigRecord
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedsift.codec.frame import CHECKSUM_BYTES
+from fedsift.codec.header import ID_BYTES
 from fedsift.flower.arrays import layout_from_record, record_of_layout
 from fedsift.task import Weights
 from fedsift.vector import Layout
@@ -27,7 +28,10 @@ MAX_METRICS = 100
 NUM_EXAMPLES = "num-examples"
 """The metric that is a client's weight by default, as in Flower's strategies."""
 
-FrameKind = Literal["full", "delta", "none"]
+MAX_SECONDS = 1e8
+"""The longest time that a request may give a client for its training."""
+
+FrameKind = Literal["full", "delta", "deltas", "none"]
 Outcome = Literal["update", "evaluated", "behind", "absent", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("update", "evaluated", "behind", "absent", "failed")
 
@@ -36,14 +40,19 @@ class MalformedReply(ValueError):
     """A reply that no correct client sends."""
 
 
+class RefusedRequest(ValueError):
+    """A request that a client does not follow: malformed, or of another method or model."""
+
+
 @dataclass(frozen=True)
 class TrainRequest:
     """What the server sends to a client in a round, to train or to evaluate.
 
     ``state`` is the hash of the global state from which the round starts, and ``frame`` transmits
     that state, depending on ``kind``: it contains the whole state (``full``), the broadcast of the
-    last round, to be applied to the state before (``delta``), or nothing, as the client holds the
-    state already (``none``).
+    last round, to be applied to the state before (``delta``), the broadcasts of several rounds,
+    each after its length in 4 bytes (``deltas``), or nothing, as the client holds the state already
+    (``none``).
 
     ``cohort`` is the client, or the whole cohort if the server does not yet know which
     client the node is. For each of them, ``receipts`` identifies the last upload that was merged,
@@ -70,6 +79,11 @@ class TrainRequest:
     weight_key: str = NUM_EXAMPLES
     layout: Layout | None = None
 
+    @property
+    def deltas(self) -> list[bytes]:
+        """The broadcasts to apply, in their order."""
+        return split(self.frame) if self.kind == "deltas" else [self.frame]
+
     def to_records(self, config: ConfigRecord) -> RecordDict:
         """Return the content of the message, including the user's configuration."""
         fields: dict[str, Any] = {k: v for k, v in vars(self).items() if k not in OWN_RECORDS}
@@ -83,12 +97,39 @@ class TrainRequest:
 
     @classmethod
     def from_records(cls, records: RecordDict) -> TrainRequest:
-        """Read the request in a message's content."""
-        fields: dict[str, Any] = dict(records.config_records[RECORD])
-        frame = b"" if fields["kind"] == "none" else frame_in(records, str(fields["kind"]))
-        about = records.config_records.get("layout")
-        layout = None if about is None else layout_from_record(about)
-        return cls(**{"receipts": [], **fields}, frame=frame, layout=layout)
+        """Read and check the request in a message's content. The server may be hostile."""
+        try:
+            fields: dict[str, Any] = {"receipts": [], **records.config_records[RECORD]}
+            frame = b"" if fields["kind"] == "none" else frame_in(records, str(fields["kind"]))
+            about = records.config_records.get("layout")
+            layout = None if about is None else layout_from_record(about)
+            request = cls(**fields, frame=frame, layout=layout)
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as problem:
+            why = printable(f"{type(problem).__name__}: {problem}")
+            raise RefusedRequest(f"the server's request cannot be read ({why})") from None
+        check_values(request)
+        return request
+
+
+def check_values(request: TrainRequest) -> None:
+    """Raise :class:`RefusedRequest` unless every field has a value that a correct server sends."""
+    numbers = (request.round, request.batch_size, request.memories, *request.cohort)
+    ids = (request.run, request.state, *request.receipts)
+    seconds, layout = request.seconds, request.layout
+    checks = {
+        "a number": all(type(n) is int and 0 <= n < 2**63 for n in numbers),
+        "an id": all(type(x) is bytes and len(x) == ID_BYTES for x in ids),
+        "the seed": type(request.seed) is int,
+        "the algorithm": type(request.algorithm) is str,
+        "the weights": request.weights in get_args(Weights),
+        "the weight's name": type(request.weight_key) is str,
+        "the time": type(seconds) in (int, float) and 0 < seconds < MAX_SECONDS,
+        # Clients allocate memory for a layout, so its size must be that of the state in the frame.
+        "the layout": layout is None or 0 < layout.d * layout.dtype.itemsize < len(request.frame),
+    }
+    for what, is_valid in checks.items():
+        if not is_valid:
+            raise RefusedRequest(f"the server's request is malformed: {what} has an invalid value")
 
 
 OWN_RECORDS = ("frame", "layout")
@@ -167,6 +208,29 @@ def printable(text: str) -> str:
     'no [2J space left'
     """
     return "".join(c if c.isprintable() else " " for c in text[:MAX_REASON_LENGTH])
+
+
+def joined(frames: Sequence[bytes]) -> bytes:
+    """Return several frames as one, each after its length.
+
+    >>> joined([b"ab", b"c"]).hex(" ", 1)
+    '02 00 00 00 61 62 01 00 00 00 63'
+    """
+    return b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames)
+
+
+def split(frames: bytes) -> list[bytes]:
+    """Return the frames that :func:`joined` has joined.
+
+    >>> split(joined([b"ab", b"c"]))
+    [b'ab', b'c']
+    """
+    found, at = [], 0
+    while at < len(frames):
+        end = at + 4 + int.from_bytes(frames[at : at + 4], "little")
+        found.append(frames[at + 4 : end])
+        at = end
+    return found
 
 
 def array_of_frame(frame: bytes) -> Array:

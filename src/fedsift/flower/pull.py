@@ -40,6 +40,10 @@ SMALLEST_CHUNK = 1 << 16
 """Clients may split arrays into chunks of this many bytes or more; Flower's default is 5 MiB."""
 RECORDS = 32
 """Upper bound for the number of objects in a reply that are not chunks of an array."""
+MAX_INCOMPLETE_BYTES = 2**26
+"""The most memory for replies that have not arrived completely."""
+TREE_BYTES = 128
+"""Upper bound for one object in the list of a reply's objects: its id and the list's structure."""
 
 Pull = Callable[[str], Message | None]
 """Returns the reply to the message with that id, or None if it has not arrived completely.
@@ -85,6 +89,11 @@ class BoundedPull:
     max_bytes: int
     downloads: dict[str, ReplyDownload] = field(default_factory=dict)
 
+    @property
+    def max_objects(self) -> int:
+        """Upper bound for the number of objects in a reply."""
+        return RECORDS + self.max_bytes // SMALLEST_CHUNK
+
     def __call__(self, id: str) -> Message | None:
         """Return the reply to the message with this id; see :data:`Pull`."""
         try:
@@ -97,7 +106,7 @@ class BoundedPull:
 
     def start_download(self, id: str) -> bool:
         """Record which objects a reply consists of, and return whether it was announced at all."""
-        with self.bounded() as client:
+        with self.bounded("a list of objects", self.max_objects * TREE_BYTES) as client:
             found = client.PullMessages(PullAppMessagesRequest(message_ids=[id]))
         replies = zip(found.messages_list, found.message_object_trees, strict=True)
         for reply, tree in replies:
@@ -107,7 +116,7 @@ class BoundedPull:
 
     def object_ids(self, tree: ObjectTree) -> list[str]:
         """Return the ids of all objects in a reply."""
-        limit = RECORDS + self.max_bytes // SMALLEST_CHUNK
+        limit = self.max_objects
         ids = [each.object_id for each in islice(iterate_object_tree(tree), limit + 1)]
         if len(ids) > limit:
             raise MalformedReply(f"its reply has more than {limit} objects")
@@ -131,17 +140,27 @@ class BoundedPull:
         while download.missing:
             content = self.pull_object(download.missing[-1])
             if content is None:
+                self.drop_if_many(download)
                 return False
             download.contents[download.missing.pop()] = content
             if download.size > self.max_bytes:
                 raise MalformedReply(f"its reply is larger than {self.max_bytes} bytes")
         return True
 
+    def drop_if_many(self, download: ReplyDownload) -> None:
+        """Drop an incomplete reply if such replies take too much memory, to download it again.
+
+        The object that has not arrived stays the first one to ask for.
+        """
+        if sum(other.size for other in self.downloads.values()) > MAX_INCOMPLETE_BYTES:
+            download.missing[:-1] += download.contents
+            download.contents.clear()
+
     def pull_object(self, object_id: str) -> bytes | None:
         """Return the content of an object, or None if it has not arrived."""
         run = self.grid.run.run_id
         request = PullObjectRequest(node=self.grid.node, run_id=run, object_id=object_id)
-        with self.bounded() as client:
+        with self.bounded("an object", self.max_bytes) as client:
             found = client.PullObject(request)
         if not found.object_found:
             raise MalformedReply("its upload was not completed in time")
@@ -157,11 +176,12 @@ class BoundedPull:
             self.grid._runtime_client.ConfirmMessageReceived(request)
 
     @contextmanager
-    def bounded(self) -> Iterator[RuntimeHttpClient]:
-        """Yield the grid's client, which refuses overlong responses before reading them."""
+    def bounded(self, what: str, max_bytes: int) -> Iterator[RuntimeHttpClient]:
+        """Yield the grid's client, which refuses longer responses before reading them."""
         client = self.grid._runtime_client
         hooks = client._client.event_hooks["response"]
-        hooks.append(self.check_length)
+        check = partial(check_length, what, max_bytes)
+        hooks.append(check)
         try:
             yield client
         except MalformedReply:
@@ -169,13 +189,13 @@ class BoundedPull:
         except ValueError as problem:  # the response is not a protobuf message
             raise MalformedReply(f"its reply cannot be read: {problem}") from None
         finally:
-            hooks.remove(self.check_length)
+            hooks.remove(check)
 
-    def check_length(self, response: httpx.Response) -> None:
-        """Refuse a response that is too long according to its header."""
-        limit = self.max_bytes + RECORD_BYTES
-        if int(response.headers.get("content-length", 0)) > limit:
-            raise MalformedReply(f"its reply has an object of more than {self.max_bytes} bytes")
+
+def check_length(what: str, max_bytes: int, response: httpx.Response) -> None:
+    """Refuse a response that is too long according to its header."""
+    if int(response.headers.get("content-length", 0)) > max_bytes + RECORD_BYTES:
+        raise MalformedReply(f"its reply has {what} of more than {max_bytes} bytes")
 
 
 def decode_reply(download: ReplyDownload, max_bytes: int) -> Message:

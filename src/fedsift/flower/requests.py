@@ -12,7 +12,7 @@ from fedsift.codec.frame import encode, state_hash
 from fedsift.engine.contract import Job
 from fedsift.federation.snapshot import Snapshot, full_update
 from fedsift.flower.deployment import Deployment
-from fedsift.flower.protocol import FrameKind, TrainRequest
+from fedsift.flower.protocol import FrameKind, TrainRequest, joined
 from fedsift.flower.store import NO_RECEIPT
 
 GRACE_SECONDS = 30.0
@@ -35,7 +35,7 @@ class NodeStatus:
 class RoundRequests:
     """The requests of one round.
 
-    Nodes that hold the last state receive only the changes, others the whole state. ``seconds``
+    Nodes that hold a recent state receive only the changes, others the whole state. ``seconds``
     limits the round, and ``config`` is sent to the clients' own training loops. ``memories`` is the
     number of memories that clients store.
     """
@@ -102,13 +102,13 @@ class RoundRequests:
         return request.to_records(self.config)
 
     def state_frame(self, status: NodeStatus) -> tuple[FrameKind, bytes]:
-        """Return the frame that takes a node to the state of this round."""
-        broadcast = self.federation.wire
+        """Return the frame or frames that take a node to the state of this round."""
         if status.state == self.state:
             return "none", b""
-        if status.state and status.state == broadcast.base:
-            return "delta", broadcast.frame
-        return "full", self.full_frame
+        frames = self.federation.wire.since(status.state)
+        if not frames:
+            return "full", self.full_frame
+        return ("delta", frames[0]) if len(frames) == 1 else ("deltas", joined(frames))
 
     def request(self, status: NodeStatus, kind: FrameKind, frame: bytes) -> TrainRequest:
         """Return the request to a node."""

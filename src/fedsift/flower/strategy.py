@@ -33,6 +33,7 @@ from fedsift.flower.sampling import (
     chosen_participation,
     chosen_weights,
 )
+from fedsift.privacy.robust import Aggregation, check_aggregation
 from fedsift.runs.config import KEEP_CHECKPOINTS, RunConfig, check_keep_checkpoints
 from fedsift.runs.folder import RunFolder
 from fedsift.task import Loss, RemoteClients, Task, Weights
@@ -97,6 +98,9 @@ class FedSift(Strategy):
         The shape of one input, such as ``(3, 32, 32)``, for methods that synthesize samples.
     loss
         The clients' loss, for methods whose server computes gradients.
+    aggregation
+        ``"mean"``, ``"median"`` or ``"trimmed"``, as in :func:`fedsift.simulate`. The last two need
+        memory for all updates of a round on the server.
     keep_checkpoints
         Number of checkpoints that the folder keeps, for ``fedsift rollback``.
     enough
@@ -132,6 +136,7 @@ class FedSift(Strategy):
         min_clients: int = 1,
         max_norm_ratio: float | None = MAX_NORM_RATIO,
         buffers: str = "average",
+        aggregation: Aggregation = "mean",
         network: nn.Module | None = None,
         input_shape: Sequence[int] | None = None,
         loss: Loss = nn.functional.cross_entropy,
@@ -162,6 +167,7 @@ class FedSift(Strategy):
         check_metrics_port(metrics_port)
         require_choice("buffers", buffers, BUFFERS)
         require_own_rounds(algorithm)
+        check_aggregation(aggregation, algorithm)
         if algorithm.makes_samples and (network is None or input_shape is None):
             raise ValueError(
                 f"the server of {algorithm.name} computes gradients of synthetic samples: pass "
@@ -179,6 +185,7 @@ class FedSift(Strategy):
         self.seed, self.participation = seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
         self.max_norm_ratio, self.buffers = float(max_norm_ratio or 0), buffers
+        self.aggregation: Aggregation = aggregation
         self.network, self.input_shape, self.loss = network, input_shape, loss
         self.keep_checkpoints, self.metrics_port = keep_checkpoints, metrics_port
         self.path, self.dataset, self.model = Path(folder), dataset, model
@@ -259,6 +266,7 @@ class FedSift(Strategy):
             min_clients=self.min_clients,
             max_norm_ratio=self.max_norm_ratio,
             buffers=self.buffers,
+            aggregation=self.aggregation,
             keep_checkpoints=self.keep_checkpoints,
             wire="flower",
             seed=self.seed,
@@ -291,6 +299,7 @@ class FedSift(Strategy):
             max_samples=self.max_samples,
             max_norm_ratio=self.max_norm_ratio,
             weights=self.weights,
+            aggregation=self.aggregation,
             weight_key=self.weight_key,
         )
         return DeployedRun.restore(

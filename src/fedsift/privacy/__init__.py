@@ -1,4 +1,4 @@
-"""Privacy: secure aggregation, and client-level differential privacy."""
+"""Privacy and hostile clients: secure aggregation, differential privacy, robust aggregation."""
 
 from fedsift.privacy.differential import DifferentialPrivacy
 from fedsift.privacy.secure.settings import SecureSettings

@@ -104,7 +104,7 @@ def client_bars(group: SeedGroup) -> Chart:
         "type": "bar",
         "x": names,
         "y": [accuracies[n] for n in order],
-        "marker": {"color": f"--c{group.color}"},
+        "marker": {"color": f"--c{group.color}/0.4"},  # the lines across must stay visible
         "name": "accuracy on a client",
         "hovertemplate": "client %{x}: %{y:.2%}<extra></extra>",
     }

@@ -94,7 +94,18 @@ def read_run(path: Path) -> ReportedRun:
     stored = folder.summary()
     check_fields({**settings, **stored}, SUMMARY, str(folder.summary_file if stored else path))
     summary = stored or partial_summary(settings, history)
-    return ReportedRun(summary, history, uploads, folder.labels(), str(path))
+    shown = list(map(with_client_metrics, history))
+    return ReportedRun(summary, shown, uploads, folder.labels(), str(path))
+
+
+def with_client_metrics(record: Record) -> Record:
+    """Return a record with columns for what the clients of a deployment measured.
+
+    >>> with_client_metrics({"evaluation": {"metrics": {"f1": 0.5}}})["f1, clients' mean"]
+    0.5
+    """
+    found = record.get("evaluation", {}).get("metrics", {})
+    return {**record, **{f"{name}, clients' mean": value for name, value in found.items()}}
 
 
 def partial_summary(settings: Mapping[str, Any], history: Sequence[Record]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ STYLE: dict[str, Any] = {
     "grid.alpha": 0.25,
     "hatch.linewidth": 0.6,
     "legend.frameon": False,
-    "savefig.dpi": 200,
+    "savefig.dpi": 150,
     "svg.hashsalt": "fedsift",  # makes the file reproducible
     "text.parse_math": False,  # a $ in a name is a $
 }
@@ -84,7 +84,8 @@ def draw_legend(figure: Figure) -> None:
     """Name everything that several lines or bars show, once, below the charts."""
     known: dict[str, Any] = {}
     for axes in figure.axes:
-        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+        named = list(zip(*axes.get_legend_handles_labels(), strict=True))
+        for handle, name in named[::-1] if axes.lines else named:  # the best line is the last
             known.setdefault(name, handle)
     if len(known) > 1:
         width = figure.get_figwidth() * 13
@@ -164,16 +165,18 @@ def line_style(trace: Chart, points: int) -> dict[str, Any]:
 
 def draw_bars(axes: Axes, trace: Chart, left: dict[str, float]) -> None:
     """Draw bars; horizontal ones are stacked, and ``left`` has where they begin."""
-    color = rgb(trace["marker"]["color"])
+    name, _, opacity = trace["marker"]["color"].partition("/")
+    color, label = rgb(name), shown(trace["name"])
     if trace.get("orientation") != "h":
-        axes.bar(trace["x"], trace["y"], color=color, label=shown(trace["name"]), width=0.75)
+        alpha = float(opacity or 1)
+        axes.bar(trace["x"], trace["y"], color=color, alpha=alpha, label=label, width=0.6)
         return
     names = [shown(name) for name in trace["y"]]
     shape = trace["marker"]["pattern"]["shape"]
     begin = [left.get(name, 0.0) for name in names]
     axes.barh(
         names, trace["x"], left=begin, color=color, hatch=3 * shape, edgecolor="white", height=0.7,
-        linewidth=0, label=shown(trace["name"]),
+        linewidth=0, label=label,
     )  # fmt: skip
     left.update({name: a + x for name, a, x in zip(names, begin, trace["x"], strict=True)})
 

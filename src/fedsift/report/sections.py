@@ -18,6 +18,12 @@ FIGURES = (by_traffic, by_rounds, by_client, bytes_by_part, overlap, magnitudes,
 """Functions that make the figures, in the page's order; figures without views are omitted."""
 
 
+TWO_FEDADAMS = (
+    "fedadam runs Adam on the clients, as in the paper of FedAdam-SSM. "
+    "What Flower calls FedAdam is fedopt, which runs Adam on the server."
+)
+
+
 @dataclass(frozen=True)
 class Section:
     """The figures and tables of one comparison."""
@@ -59,6 +65,12 @@ class Section:
         """Every table of the section."""
         found = (self.results, self.fairness, self.differing, self.runs)
         return [table for table in found if table is not None and table.columns]
+
+    @property
+    def naming(self) -> str:
+        """A warning, if a run is of one of the two methods that are called FedAdam."""
+        names = {run.algorithm.removeprefix("compressed-") for run in self.comparison.runs}
+        return TWO_FEDADAMS if names & {"fedadam", "fedopt"} else ""
 
     @property
     def about(self) -> str:

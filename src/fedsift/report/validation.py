@@ -47,6 +47,8 @@ CLIENTS: dict[str, Check] = {
     **{f"client_accuracy_{name}": is_amount for name in ("mean", "worst", "p10", "std")},
 }
 """Columns of a line of metrics.jsonl that has the accuracy on each client."""
+EVALUATION: dict[str, Check] = {"evaluation": lambda x: is_evaluation(x)}
+"""The column of a line of metrics.jsonl whose model clients evaluated."""
 SUMMARY: dict[str, Check] = {
     **dict.fromkeys(
         (
@@ -64,6 +66,12 @@ SUMMARY: dict[str, Check] = {
 def is_table_of(keys: Check, values: Check) -> Check:
     """Return a check for an object whose keys and values pass their checks."""
     return lambda x: isinstance(x, dict) and all(keys(k) and values(v) for k, v in x.items())
+
+
+def is_evaluation(x: Any) -> bool:
+    """Return whether a value has the metrics that clients reported."""
+    is_metrics = is_table_of(lambda key: isinstance(key, str), is_number)
+    return isinstance(x, dict) and is_metrics(x.get("metrics"))
 
 
 def is_roles(x: Any) -> bool:
@@ -131,6 +139,8 @@ def check_own_columns(line: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"{where} is damaged: {key} is not a number; restore the file")
     if any(key in line for key in CLIENTS):
         check_fields(line, CLIENTS, where)
+    if "evaluation" in line:
+        check_fields(line, EVALUATION, where)
 
 
 def check_lines(

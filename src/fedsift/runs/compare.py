@@ -54,7 +54,8 @@ class Row:
     """The result of one algorithm: its uplink per client when it first reached the target.
 
     ``mibit``, ``megabytes`` and ``round`` are None if it did not, and the accuracies are None if
-    training diverged before the first evaluation. ``ratio`` is to the fewest Mibit of all rows.
+    training diverged before the first evaluation. ``ratio`` is to the fewest Mibit of all rows. The
+    accuracy on the clients is that after the last round; None if it was not measured.
     """
 
     algorithm: str
@@ -65,6 +66,14 @@ class Row:
     best_accuracy: float | None
     final_accuracy: float | None
     ratio: float | None = None
+    client_accuracy_mean: float | None = None
+    client_accuracy_worst: float | None = None
+    client_accuracy_p10: float | None = None
+    client_accuracy_std: float | None = None
+
+
+CLIENT_COLUMNS = tuple(name for name in Row.__dataclass_fields__ if name.startswith("client_"))
+"""Columns of a row with the accuracy on the clients, named as in metrics.jsonl."""
 
 
 def names_of(algorithms: Any) -> list[str]:
@@ -128,6 +137,7 @@ def row_of(algorithm: str, history: Sequence[Record], target: float) -> Row:
         None if first is None else int(first["round"]),
         max(accuracies, default=None),
         accuracies[-1] if accuracies else None,
+        **{name: next(reversed(column(history, name)), None) for name in CLIENT_COLUMNS},
     )
 
 

@@ -18,7 +18,8 @@ from fedsift.data import DATASETS, shape_of
 from fedsift.errors import ConfigError, require_choice
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
 from fedsift.models import MODELS, default_model
-from fedsift.privacy import DifferentialPrivacy
+from fedsift.privacy import DifferentialPrivacy, SecureSettings
+from fedsift.privacy.robust import AGGREGATIONS, Aggregation
 from fedsift.simulation import chosen_device
 from fedsift.task import WEIGHTS, Weights
 from fedsift.task.user_code import is_user_code
@@ -54,12 +55,16 @@ class RunConfig:
     min_clients: int = 0
     max_norm_ratio: float = MAX_NORM_RATIO
     buffers: str = "average"
+    aggregation: str = "mean"
     dp_clip: float = 0.0
     dp_clip_m: float = 0.0
     dp_clip_v: float = 0.0
     dp_noise: float = 0.0
     dp_epsilon: float = 0.0
     dp_delta: float = 1e-5
+    secure: bool = False
+    secure_neighbors: int = 0
+    secure_threshold: int = 0
     wire: str = "count"
     seed: int = 0
     device: str = "auto"
@@ -103,6 +108,7 @@ class RunConfig:
         find(self.algorithm)
         require_choice("device", self.device, DEVICES)
         require_choice("buffers", self.buffers, BUFFERS)
+        require_choice("aggregation", self.aggregation, AGGREGATIONS)
         require_choice("weights", self.weights, ("auto", *WEIGHTS))
         if self.wire != "flower":
             if not is_user_code(self.dataset):
@@ -197,9 +203,18 @@ class RunConfig:
         noise, epsilon = self.dp_noise or None, self.dp_epsilon or None
         return DifferentialPrivacy(clip, noise, epsilon, self.dp_delta)
 
+    @property
+    def secure_settings(self) -> bool | SecureSettings:
+        """The settings of secure aggregation; False for none."""
+        return self.secure and SecureSettings(self.secure_neighbors, self.secure_threshold)
+
     def chosen_weights(self) -> Weights | None:
         """Return the clients' weights in the mean; None if they are the algorithm's own."""
         return None if self.weights == "auto" else cast(Weights, self.weights)
+
+    def chosen_aggregation(self) -> Aggregation:
+        """Return how updates are merged."""
+        return cast(Aggregation, self.aggregation)
 
     def torch_device(self) -> str:
         """Return the device to train on: cpu or cuda."""

@@ -59,6 +59,7 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
             min_clients=config.min_clients,
             max_norm_ratio=config.max_norm_ratio,
             buffers=config.buffers,
+            aggregation=config.chosen_aggregation(),
             wire=config.wire,
             loss=parts.loss,
             seed=config.seed,
@@ -66,6 +67,7 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
             precision=config.precision,
             weights=config.chosen_weights(),
             privacy=config.privacy,
+            secure=config.secure_settings,
             client_tests=parts.client_tests,
         ),
     )

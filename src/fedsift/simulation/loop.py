@@ -74,11 +74,12 @@ def record_of(
         "round": snapshot.round,
         "accuracy": None,
         "loss": None,
-        **asdict(report),
+        **{name: x for name, x in asdict(report).items() if name != "secure"},
         "uplink_bits_paper": snapshot.traffic.uplink_bits_paper,
         "uplink_bytes": snapshot.traffic.uplink_bytes,
         "downlink_bytes": snapshot.traffic.downlink_bytes,
         "seconds": seconds,
+        **({"secure": asdict(report.secure)} if report.secure.uplink else {}),
         **measured,
     }
 

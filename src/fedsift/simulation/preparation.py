@@ -18,10 +18,12 @@ from fedsift.engine import Engine, Forked, Stacked, Task
 from fedsift.engine.client_tests import BY_CLASS, class_shares
 from fedsift.engine.evaluation import Evaluate, Evaluation, Metric
 from fedsift.engine.gpu.stacked import PRECISIONS
-from fedsift.federation.cohort import check_cohort
+from fedsift.federation.cohort import check_cohort, cohort_size
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import Federation
 from fedsift.privacy.differential import DifferentialPrivacy, private_roles
+from fedsift.privacy.robust import Aggregation, check_aggregation
+from fedsift.privacy.secure.settings import SecureSettings, check_libraries, settings_from
 from fedsift.task import Loss, Transform, Weights, check_model, check_task, check_weights
 from fedsift.task.samples import as_data
 from fedsift.task.synthetic import sample_shapes_of
@@ -46,11 +48,13 @@ class Options:
     num_workers: int = 0
     weights: Weights | None = None
     buffers: str = "average"
+    aggregation: Aggregation = "mean"
     metrics: Mapping[str, Metric] | None = None
     evaluate: Evaluate | None = None
     evaluate_every: int = 1
     client_tests: Sequence[Any] | str | None = None
     privacy: DifferentialPrivacy | None = None
+    secure: bool | SecureSettings = False
 
     def check(self, clients: int) -> None:
         """Check that every option is valid for this number of clients."""
@@ -86,6 +90,7 @@ def prepare(
 ) -> Federation:
     """Check the arguments, move the data to the device, and return a federation ready to run."""
     check_algorithm(algorithm)
+    check_aggregation(options.aggregation, algorithm)
     check_clients(clients)
     options.check(len(clients))
     check_model(model)
@@ -112,6 +117,7 @@ def prepare(
     algorithm = with_buffers(algorithm, layout, options.buffers)
     if options.privacy:
         private_roles(algorithm, options.privacy)
+    secure = secure_settings(options, algorithm, layout, len(clients))
     task = replace(task, layout=algorithm.layout_for(layout))
     evaluation = evaluation_of(options, task)
     evaluation.check(task)
@@ -127,7 +133,40 @@ def prepare(
         weights="equal" if options.privacy else options.weights,
         evaluation=evaluation,
         privacy=options.privacy,
+        aggregation=options.aggregation,
+        secure=secure,
     )
+
+
+def secure_settings(
+    options: Options, algorithm: Algorithm, layout: Layout, clients: int
+) -> SecureSettings | None:
+    """Return the settings of secure aggregation, after checking that the method allows it."""
+    if (settings := settings_from(options.secure)) is None:
+        return None
+    check_can_be_secure(algorithm)
+    if options.privacy:
+        raise ValueError(
+            "secure aggregation hides the updates that differential privacy clips on the server: "
+            "choose one of the two"
+        )
+    if layout.buffers and options.buffers == "average":
+        raise ValueError(
+            'buffers="average" sends each client\'s running statistics in the clear: with secure '
+            'aggregation, choose buffers="local" or "frozen"'
+        )
+    settings.resolved(cohort_size(options.participation, clients))
+    return settings
+
+
+def check_can_be_secure(algorithm: Algorithm) -> None:
+    """Refuse secure aggregation of a method whose clients send different coordinates."""
+    check_libraries()
+    if not algorithm.phase(1).summed:
+        raise ValueError(
+            f"the clients of {algorithm.name} send different coordinates or scales, which have no "
+            "secure sum: use sift-common"
+        )
 
 
 def check_clients(clients: Any) -> None:

@@ -31,16 +31,26 @@ Answer = Callable[[SecureStage, int, bytes], bytes | None]
 
 
 def run_exchange(
-    server: SecureServer, round: int, cohort: Sequence[int], n: int, largest: int, answer: Answer
-) -> tuple[SecureSum, StageBytes]:
-    """Run the protocol for a round. Lost clients do not get the requests that follow."""
+    server: SecureServer,
+    round: int,
+    cohort: Sequence[int],
+    n: int,
+    largest: int,
+    answer: Answer,
+    sizes: StageBytes,
+) -> SecureSum:
+    """Run the protocol for a round, and count its messages in ``sizes``.
+
+    Lost clients do not get the requests that follow.
+    """
     protocol = server.sum_round(round, cohort, n, largest)
-    sizes, replies = StageBytes(), None
+    replies: Replies | None = None
     while True:
         try:
-            request = protocol.send(replies) if replies is not None else next(protocol)
+            request = next(protocol) if replies is None else protocol.send(replies)
         except StopIteration as end:
-            return end.value, sizes
+            found: SecureSum = end.value
+            return found
         answers = {u: answer(request.stage, u, m) for u, m in request.messages.items()}
         replies = {u: reply for u, reply in answers.items() if reply is not None}
         sizes.count(request, replies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from fedsift.privacy.secure.graph import default_neighbors
 
@@ -39,6 +40,25 @@ class SecureSettings:
                 f"than half of each client's {neighbors} neighbors, got {threshold}"
             )
         return SecureSettings(neighbors, threshold)
+
+
+def settings_from(given: bool | SecureSettings) -> SecureSettings | None:
+    """Return the settings of ``secure=``: True takes the defaults, False has none."""
+    if isinstance(given, bool):
+        return SecureSettings() if given else None
+    if not isinstance(given, SecureSettings):
+        raise ValueError(f"secure must be True, False or SecureSettings(...), got {given!r}")
+    return given
+
+
+def check_libraries() -> None:
+    """Check that the libraries for secure aggregation are installed."""
+    missing = [name for name in ("cryptography", "Crypto") if find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            "secure aggregation needs the libraries cryptography and pycryptodome: "
+            "pip install '.[secure]'"
+        )
 
 
 def check_neighbors(neighbors: int, clients: int) -> None:

@@ -1,7 +1,10 @@
 """A client with faults: the file FOLDER/faults/ROUND-CLIENT names what it does wrong."""
 
+import os
+import sys
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from flwr.app import Message
@@ -29,15 +32,37 @@ def train(message, context):
             raise RuntimeError("the disk is full of eels")
         if fault == "hang":
             time.sleep(3600)
+        if fault == "pause":
+            time.sleep(1)
+        if fault.startswith("clock"):
+            set_clock(float(fault.split()[1]))
         return load_data(partition, partitions)
 
     honest = client_app(make_model, data, make_algorithm)
     reply = honest(message, context)
-    if fault in TAMPER:
-        sent = TrainReply.from_records(reply.content)
-        bad = replace(sent, frame=TAMPER[fault](sent.frame, request))
-        return Message(content=bad.to_records(), reply_to=message)
-    return reply
+    sent, last = TrainReply.from_records(reply.content), Path(folder) / f"last-{client}"
+    if sent.outcome != "update":
+        return reply
+    if fault == "replay":
+        sent = replace(sent, frame=last.read_bytes())
+    elif fault in TAMPER:
+        sent = replace(sent, frame=TAMPER[fault](sent.frame, request))
+    else:
+        last.write_bytes(sent.frame)
+    return Message(content=sent.to_records(), reply_to=message)
+
+
+def set_clock(seconds):
+    """Let Flower's clock in this process, which serves one message, differ from the others'."""
+    from flwr.supercore import date
+
+    for module in list(sys.modules.values()):
+        if module.__dict__.get("now") is date.now:
+            module.now = lambda: datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def garbage(frame, request):
+    return os.urandom(len(frame))
 
 
 def corrupt(frame, request):
@@ -56,4 +81,4 @@ def with_nan(frame, request):
     return body + checksum(body)
 
 
-TAMPER = {"corrupt": corrupt, "round": of_another_round, "nan": with_nan}
+TAMPER = {"garbage": garbage, "corrupt": corrupt, "round": of_another_round, "nan": with_nan}

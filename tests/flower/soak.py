@@ -1,0 +1,283 @@
+"""Many rounds of a federation of real processes, with faults: ``soak.py ROUNDS [--seed SEED]``.
+
+A SuperLink with TLS and three SuperNodes with keys train with ``sift``, which has memories on
+clients and server. Faults are drawn from the seed, several in a round of ten:
+
+- client processes that are killed, or stopped for a while; SuperNodes that are stopped
+- the ServerApp killed (-9) within a round, the SuperLink killed (-9), and both restarted
+- uploads of random bytes, of an earlier round, and with NaN; random bytes on the SuperLink's port
+- clocks of clients and server that jump by up to an hour
+
+A client whose update does not count in a round, for whatever reason, is in that round's
+``problems``. At the end a simulation runs the same rounds, in which exactly these updates are lost,
+and must reach the same global state, bit by bit. Memory, open files and disk of the processes must
+not grow. The last line sums it up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import torch
+from safetensors.torch import load_file
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "app")]
+from faulty import task  # noqa: E402
+from processes import SOURCE, Federation  # noqa: E402
+
+from fedsift.flower.local import descendants  # noqa: E402
+from fedsift.simulation import Options, prepare  # noqa: E402
+
+CLIENTS, ALGORITHM = 3, "sift"
+TIMEOUT = 15.0
+"""Seconds after which a round goes on without a client."""
+CLIENT_FAULTS = {
+    "raise": 4, "corrupt": 4, "round": 4, "nan": 4, "garbage": 4, "replay": 6,
+    "clock 30": 3, "clock -30": 3, "clock 3600": 2, "clock -3600": 2, "pause": 4, "hang": 3,
+}  # fmt: skip
+"""What goes wrong in a client's process, and how often relative to the others."""
+EVENTS = {"stop node": 3, "stop superlink": 2, "noise": 4, "kill server": 2, "kill superlink": 1}
+"""What goes wrong elsewhere."""
+CLIENT_RATE, EVENT_RATE = 0.25, 0.2
+"""The chance of a fault of a client, and of another fault, in each round."""
+
+
+@dataclass
+class Usage:
+    """Resident bytes and open files of the lasting processes, and bytes on disk, by round."""
+
+    memory: list[int] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+    disk: list[int] = field(default_factory=list)
+
+    def add(self, federation: Federation) -> None:
+        lasting = [p.pid for p in federation.processes.values() if p.poll() is None]
+        self.memory.append(sum(map(resident, lasting)))
+        self.files.append(sum(map(open_files, lasting)))
+        self.disk.append(sum(size(path) for path in federation.folder.rglob("*")))
+
+    def growth(self, numbers: list[int]) -> float:
+        """How much larger the median of the last quarter is than that of the second."""
+        quarter = max(1, len(numbers) // 4)
+        return median(numbers[-quarter:]) - median(numbers[quarter : 2 * quarter] or numbers[:1])
+
+
+def resident(pid: int) -> int:
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    return 0
+
+
+def open_files(pid: int) -> int:
+    with suppress(OSError):
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    return 0
+
+
+def size(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_blocks * 512 if path.is_file() else 0
+    return 0
+
+
+@dataclass
+class Soak:
+    """A federation, and what goes wrong in it."""
+
+    federation: Federation
+    rounds: int
+    seed: int
+    done: list[str] = field(default_factory=list)
+    restarts: int = 0
+    usage: Usage = field(default_factory=Usage)
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.seed)
+        self.faults = {n: list(self.faults_of(n)) for n in range(2, self.rounds + 1)}
+        self.events = {n: self.event_of() for n in range(2, self.rounds + 1)}
+
+    def faults_of(self, round: int) -> Iterator[tuple[int, str]]:
+        """At most two of the three clients fail in a round."""
+        for client in self.draw.sample(range(CLIENTS), 2):
+            if self.draw.random() < CLIENT_RATE:
+                yield client, self.draw.choices([*CLIENT_FAULTS], [*CLIENT_FAULTS.values()])[0]
+
+    def event_of(self) -> str:
+        if self.draw.random() >= EVENT_RATE:
+            return ""
+        return self.draw.choices([*EVENTS], [*EVENTS.values()])[0]
+
+    def run(self) -> None:
+        """Run all rounds, restarting what was killed."""
+        self.start()
+        finished, seen = False, 0
+        while not finished:
+            if (number := self.rounds_done()) > seen:
+                seen = number
+                self.usage.add(self.federation)
+                self.tidy()
+            if seen < self.rounds:
+                self.disturb(seen + 1)
+            ended = self.federation.processes["run"].poll() is not None
+            finished = ended and self.rounds_done() == self.rounds
+            if ended and not finished:
+                self.restarts += 1
+                self.start()
+            time.sleep(0.05)
+
+    def rounds_done(self) -> int:
+        """The number of rounds in the run's metrics."""
+        with suppress(FileNotFoundError):
+            return (self.federation.run_folder / "metrics.jsonl").read_bytes().count(b"\n")
+        return 0
+
+    def start(self) -> None:
+        """Start the run, or continue it."""
+        settings = {"clients": CLIENTS, "algorithm": ALGORITHM, "timeout": TIMEOUT}
+        self.federation.start_run(rounds=self.rounds, hang=0, **settings)
+
+    def tidy(self) -> None:
+        """Remove the notes and faults of finished rounds, which are the test's own."""
+        for path in [*self.federation.folder.glob("notes/begun-*"),
+                     *self.federation.folder.glob("faults/*")]:  # fmt: skip
+            words = path.name.removeprefix("begun-").split("-")
+            if int(words[0]) <= self.rounds_done():
+                path.unlink(missing_ok=True)
+
+    def disturb(self, round: int) -> None:
+        """Cause what is planned for a round, each fault once."""
+        for client, word in self.faults.pop(round, ()):
+            self.federation.set_fault(round, client, word)
+            self.done.append(word)
+            self.faults.setdefault(-round, []).append((client, word))
+        for client, word in list(self.faults.get(-round, ())):
+            if word in ("hang", "pause") and (pid := self.begun(round, client)):
+                self.faults[-round].remove((client, word))
+                self.kill(pid) if word == "hang" else self.stop(pid)
+        if self.events.get(round) and any(self.begun(round, n) for n in range(CLIENTS)):
+            event = self.events.pop(round)
+            self.done.append(event)
+            getattr(self, event.replace(" ", "_"))()
+
+    def begun(self, round: int, client: int) -> int | None:
+        """The process of a client that has begun a round."""
+        path = self.federation.folder / "notes" / f"begun-{round}-{client}"
+        with suppress(FileNotFoundError):
+            return int(path.read_text())
+        return None
+
+    def kill(self, pid: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def stop(self, pid: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(self.draw.uniform(0.5, 2))
+            os.kill(pid, signal.SIGCONT)
+
+    def stop_node(self) -> None:
+        self.stop(self.federation.processes[f"node-{self.draw.randrange(CLIENTS)}"].pid)
+
+    def stop_superlink(self) -> None:
+        self.stop(self.federation.processes["superlink"].pid)
+
+    def noise(self) -> None:
+        """Send random bytes to the SuperLink's port, and leave a connection that says nothing."""
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.federation.port)) as s:
+            s.sendall(self.draw.randbytes(5000))
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.federation.port)):
+            time.sleep(0.5)
+
+    def kill_server(self) -> None:
+        """Kill the ServerApp; the loop in :meth:`run` starts it again."""
+        self.kill(int((self.federation.folder / "notes" / "server").read_text()))
+
+    def kill_superlink(self) -> None:
+        """Kill the SuperLink and the ServerApp with it, and start it again on the same port."""
+        self.kill_server()
+        self.federation.kill("superlink", "run")
+        self.federation.start_superlink()
+        self.start()
+
+
+def simulated(history: list[dict[str, object]]) -> dict[str, torch.Tensor]:
+    """The state that a simulation reaches in which the same clients' updates are lost."""
+    lost = {r["round"]: frozenset(int(n) for n in r["problems"] if n.isdigit()) for r in history}
+    data = [task.load_data(n, CLIENTS) for n in range(CLIENTS)]
+    without = prepare(
+        task.make_model(), data, None, task.make_algorithm({"algorithm": ALGORITHM}),
+        Options(batch_size=task.BATCH, participation=1.0, dropout=0.0, min_clients=0, wire="real",
+        loss=torch.nn.functional.cross_entropy, seed=task.SEED, device="cpu"),
+    )  # fmt: skip
+    object.__setattr__(without, "lost_clients", lambda round, cohort: lost[round])
+    snapshot = without.initial_snapshot()
+    for record in history:
+        snapshot, report = without.run_round(snapshot)
+        if report.clients != record["clients"]:
+            raise AssertionError(f"round {record['round']} merged {record['clients']} updates, "
+                                 f"the simulation {report.clients}")  # fmt: skip
+    return dict(snapshot.state.items())
+
+
+def soak(rounds: int, seed: int, folder: Path) -> dict[str, object]:
+    """Run the federation; return what happened, and raise AssertionError if it should not have."""
+    began = time.monotonic()
+    env = {"PYTHONPATH": os.pathsep.join([str(HERE / "fast"), SOURCE]), "OMP_NUM_THREADS": "1"}
+    with Federation(folder, env) as federation:
+        keys = federation.register([f"node-{n}" for n in range(CLIENTS)])
+        for n, (name, key) in enumerate(keys.items()):
+            federation.start_node(name, key, n, CLIENTS)
+        run = Soak(federation, rounds, seed)
+        run.run()
+        lasting = {p.pid for p in federation.processes.values()}
+        left = len(descendants(lasting))
+        history = federation.history()
+    tensors = load_file(federation.run_folder / "checkpoint.safetensors")
+    same = all(torch.equal(tensors[name], x) for name, x in simulated(history).items())
+    usage = run.usage
+    return {
+        "rounds": len(history), "seed": seed, "seconds": round(time.monotonic() - began),
+        "faults": {name: run.done.count(name) for name in sorted(set(run.done))},
+        "restarts": run.restarts, "updates": sum(r["clients"] for r in history),
+        "lost or refused": sum(len(r["problems"]) for r in history), "same bits": same,
+        "memory MiB": round(usage.memory[-1] / 2**20),
+        "memory growth MiB": round(usage.growth(usage.memory) / 2**20, 1),
+        "files growth": usage.growth(usage.files),
+        "disk growth KiB per round": round(
+            usage.growth(usage.disk) / 1024 / max(1, len(usage.disk) // 2), 1
+        ),
+        "processes at the end": left,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("rounds", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        found = soak(options.rounds, options.seed, Path(folder))
+    print(json.dumps(found))
+    sys.exit(not found["same bits"])
+
+
+if __name__ == "__main__":
+    main()

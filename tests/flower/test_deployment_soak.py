@@ -1,0 +1,22 @@
+"""Twenty rounds of the soak: real processes that are killed, stopped and attacked."""
+
+from soak import Soak, soak
+
+
+def test_twenty_rounds_of_faults_end_with_the_bits_of_a_simulation(tmp_path):
+    found = soak(20, 2530, tmp_path)
+    assert found["same bits"]
+    assert found["rounds"] == 20
+    assert {"kill server", "kill superlink", "stop node", "noise", "hang", "pause", "replay",
+            "garbage", "corrupt", "nan"} <= found["faults"].keys()  # fmt: skip
+    assert found["restarts"] >= 1
+    assert found["lost or refused"] >= 5
+    assert found["memory growth MiB"] < 100
+    assert found["files growth"] < 50
+
+
+def test_the_faults_follow_from_the_seed():
+    one, same, other = (Soak(None, 50, seed) for seed in (1, 1, 2))
+    assert (one.faults, one.events) == (same.faults, same.events)
+    assert one.faults != other.faults
+    assert all(len(faults) < 3 for faults in one.faults.values())  # one client is always honest

@@ -1,0 +1,55 @@
+"""Where progress is shown: a bar in a notebook, one line per round where there is no terminal."""
+
+import io
+import sys
+from types import ModuleType, SimpleNamespace
+
+from rich.console import Console
+
+from fedsift.progress import round_progress
+
+RECORD = {
+    "accuracy": 0.5, "loss": 0.25, "clients": 2, "uplink_bytes": 2e6, "downlink_bytes": 3e6,
+    "seconds": 2.0,
+}  # fmt: skip
+
+
+def show_rounds(name, rounds, **more):
+    with round_progress(name, rounds, **more) as show:
+        for number in range(1, rounds + 1):
+            show({"round": number, **RECORD})
+
+
+def test_without_a_terminal_each_round_is_one_line_with_accuracy_bytes_and_time():
+    file = io.StringIO()
+    show_rounds("sift", 3, lines_to=file)
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 3
+    for number, line in enumerate(lines, start=1):
+        assert line.startswith(f"sift round {number}/3 · accuracy 50.00 % · ")
+        assert "2.00 MB up, 3.00 MB down per client" in line
+        assert "2.0 s" in line
+        assert "\x1b" not in line
+
+
+def test_in_a_notebook_one_bar_is_updated_in_place(monkeypatch):
+    shown = []
+    display = SimpleNamespace(update=shown.append)
+    module = ModuleType("IPython.display")
+    module.HTML = str
+    module.display = lambda html, display_id: shown.append(html) or display
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    monkeypatch.setattr("fedsift.progress.display.Console", NotebookConsole)
+    show_rounds("<b>", 2)
+    assert len(shown) == 3
+    assert shown[0].startswith('<progress value="0" max="2"></progress> &lt;b&gt;')
+    assert shown[-1].startswith('<progress value="2" max="2"></progress> &lt;b&gt; round 2/2')
+    assert "accuracy 50.00 %" in shown[-1]
+
+
+class NotebookConsole(Console):
+    """A console as it is in a notebook."""
+
+    def __init__(self, **options):
+        super().__init__(force_jupyter=True, **options)
