@@ -46,11 +46,10 @@ def sift_common(
 
     for t, cohort in enumerate(cohorts, 1):
         bound = clip * min(1, math.ceil(4 * t / warmup_rounds) / 4) if clip else math.inf
-        lead = ahead * max(0, 1 - (t - 1) / warmup_rounds)
         window = [mask[(t * with_v + j) % k] for j in range(with_v)] if mask else []
         sent_w, sent_v, votes, units = [], [], [], []
         for n in cohort:
-            begin = W + lead * decay * e[n]
+            begin = W + ahead * decay * e[n]
             w, _, v = adam(
                 gradients[n], (begin, np.zeros(d), V), local_steps, lr, beta1, beta2, eps, bound
             )

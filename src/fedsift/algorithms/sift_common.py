@@ -9,8 +9,8 @@ All clients send whole numbers at the same coordinates, so a secure sum of them 
   is everyone's mask in the next round: no extra trip is needed, and no indices travel with values.
 - The grid G holds the mask and the unit of its values: G_i is the unit in which coordinate i is
   sent, and 0 outside of the mask. It is part of the global state (C), so everyone knows it.
-- Clients start from W plus a share of their residual, which falls to 0 over the first rounds. A
-  coordinate is sent one round after it was named, and would otherwise be learned twice.
+- Clients start from W plus a share of their residual. A coordinate is sent one round after it was
+  named, and would otherwise be learned twice.
 - V is sent for a fifth of the mask per round, as the logarithm of 1 + V/ε.
 - Everyone computes the server's velocity from the broadcast. The state has it in the place of M,
   which is 0 at the start of a client's round.
@@ -75,11 +75,7 @@ Shares = Annotated[
 ]
 Ahead = Annotated[
     float,
-    Setting(
-        "Share of its residual that a client adds to W before it trains, falling to 0 over the "
-        "warmup_rounds",
-        FRACTION,
-    ),
+    Setting("Share of its residual that a client adds to W at the start of a round", FRACTION),
 ]
 
 
@@ -87,10 +83,10 @@ Ahead = Annotated[
 def sift_common(
     density: Density = 0.03,
     shares: Shares = 20,
-    ahead: Ahead = 1.0,
+    ahead: Ahead = 0.7,
     decay: ResidualDecay = 0.95,
     bits: Bits = 3,
-    momentum: Momentum = 0.65,
+    momentum: Momentum = 0.5,
     clip: Clip = 4.0,
     warmup_rounds: WarmupRounds = 40,
     average: Average = 0.05,
@@ -104,15 +100,16 @@ def sift_common(
 
     Uplink per client and round: (k + k/5) bits for values, and k/shares log₂ d for nominations.
 
-    The share of the residual that clients start with falls from ``ahead`` to 0 over the first
-    ``warmup_rounds``, in which the bound on gradients rises as in sift.
-
     >>> sift_common(density=0.5, shares=16).phase(1).paper_bits(1024)
     2165.0
     """
 
     def sizes(d: int) -> Sizes:
         return Sizes.of(d, density, shares)
+
+    def local_start(state: State, memory: Memory) -> State:
+        w = state.w + ahead * decay * memory["residual"]
+        return state.replace(w=w, m=torch.zeros_like(state.m))
 
     def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
         size = sizes(context.d)
@@ -156,21 +153,14 @@ def sift_common(
         return size.numbers * bits + size.named * math.log2(d)
 
     @cache
-    def phase_with(bound: float, lead: float) -> Phase:
-        def local_start(state: State, memory: Memory) -> State:
-            w = state.w + lead * decay * memory["residual"]
-            return state.replace(w=w, m=torch.zeros_like(state.m))
-
+    def phase_with(bound: float) -> Phase:
         step = AdamStep(lr, beta1, beta2, eps, clip=bound)
         return Phase(
             local_steps, step, send, paper_bits, local_start, broadcast, apply, summed=("p",)
         )
 
     return Algorithm(
-        lambda round: phase_with(
-            gradient_bound(round, clip or math.inf, warmup_rounds),
-            ahead * max(0.0, 1 - (round - 1) / warmup_rounds),
-        ),
+        lambda round: phase_with(gradient_bound(round, clip or math.inf, warmup_rounds)),
         client_memory=("residual",),
         server_memory=("residual", "residual_v", "lag"),
         model=model,
