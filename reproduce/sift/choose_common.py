@@ -5,12 +5,9 @@
 A tenth of the training images is held out from all clients and takes the place of the test set,
 which is not read. The seeds differ from those of the reported runs. The table
 common_validation.csv, next to this file, is rewritten after each run; a run that is in it is not
-repeated. Rows with a commit are trials of earlier forms of the method, in which the share of the
-residual that clients start with was the same in all rounds, or followed the given schedule; they were
-made by that commit's version of this file (those with momentum 0.8 from a working copy just
-before it). ``secure_up_to_target`` are the bytes that a
-secure sum takes up to the target, without keys: each number takes as many bits as the sum of 20
-clients can have.
+repeated. It has the commit of each run; those with momentum 0.8 are from a working copy just before
+theirs. ``secure_up_to_target`` are the bytes that a secure sum takes up to the target, without its
+keys: each number takes as many bits as the sum of 20 clients can have.
 """
 
 from __future__ import annotations
@@ -30,6 +27,8 @@ import fedsift
 from fedsift import data, models
 from fedsift.algorithms.sift_common import Sizes
 from fedsift.codec.values import Integer
+from fedsift.runs.run import commit
+from fedsift.schedules import parse_schedule
 from fedsift.seeding import stream
 
 TABLE = Path(__file__).with_name("common_validation.csv")
@@ -40,10 +39,24 @@ MARKS = (16, 40, 60, 80)
 BESIDES_NUMBERS = 197
 """Bytes per client and round of a secure sum besides the numbers, as counted with 20 clients."""
 TRIALS = (
-    ("iid", 60, 101, (0.03, 3, 1.0, 0.65)),
-    ("noniid", 60, 101, (0.03, 3, 1.0, 0.65)),
-    ("iid", 60, 101, (0.03, 3, 1.0, 0.5)),
-    ("noniid", 60, 101, (0.03, 3, 1.0, 0.5)),
+    ("iid", 80, 100, (0.02, 4, 0.7, 0.5)),
+    ("noniid", 80, 100, (0.02, 4, 0.7, 0.5)),
+    ("iid", 80, 100, (0.02, 4, 0.3, 0.5)),
+    ("iid", 16, 100, (0.02, 4, 0.7, 0.8)),
+    ("noniid", 40, 100, (0.02, 4, 0.7, 0.8)),
+    ("noniid", 40, 100, (0.02, 4, 0.5, 0.8)),
+    ("iid", 80, 100, (0.03, 3, 0.7, 0.5)),
+    ("iid", 16, 100, (0.03, 3, 0.5, 0.7)),
+    ("noniid", 60, 100, (0.03, 3, 0.5, 0.7)),
+    ("iid", 40, 100, (0.03, 3, 0.7, 0.65)),
+    ("noniid", 40, 100, (0.03, 3, 0.7, 0.65)),
+    ("noniid", 60, 101, (0.03, 3, 0.7, 0.65)),
+    ("noniid", 60, 101, (0.03, 3, 0.3, 0.65)),
+    ("noniid", 60, 101, (0.03, 3, "linear(0.7, 0.0, rounds=40)", 0.65)),
+    ("iid", 60, 101, (0.03, 3, "linear(0.7, 0.0, rounds=40)", 0.5)),
+    ("iid", 20, 101, (0.03, 3, "linear(0.7, 0.0, rounds=40)", 0.65)),
+    ("iid", 20, 101, (0.03, 3, "linear(1.0, 0.0, rounds=40)", 0.65)),
+    ("noniid", 20, 101, (0.03, 3, "linear(1.0, 0.0, rounds=40)", 0.65)),
 )
 """Setting, rounds, seed, and the values of the changed settings."""
 Row = dict[str, Any]
@@ -64,9 +77,10 @@ def trial(setting: str, rounds: int, seed: int, changes: dict[str, Any]) -> Row:
     """Train with some settings, and return the row."""
     start = time.perf_counter()
     clients, held_out, shape = split(setting, seed)
+    given = {k: parse_schedule(x) if isinstance(x, str) else x for k, x in changes.items()}
     history = fedsift.simulate(
         models.build("cnn", shape, seed=seed), clients, held_out,
-        algorithm=fedsift.algorithms.sift_common(**changes),
+        algorithm=fedsift.algorithms.sift_common(**given),
         rounds=rounds, batch_size=64, seed=seed, device="cpu", progress=False,
     ).history  # fmt: skip
     hit = next((x for x in history if x["accuracy"] >= TARGETS[setting]), None)
@@ -82,7 +96,7 @@ def trial(setting: str, rounds: int, seed: int, changes: dict[str, Any]) -> Row:
         "secure_up_to_target": hit and hit["round"] * secure_bytes(changes),
         **{f"accuracy_{mark}": accuracy.get(mark) for mark in MARKS},
         "seconds": round(time.perf_counter() - start),
-        "commit": "",
+        "commit": commit(),
     }
 
 
