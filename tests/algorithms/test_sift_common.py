@@ -232,7 +232,7 @@ def loss(problem, w):
 @pytest.mark.parametrize("whims", [{}, {"participation": 0.5}, {"dropout": 0.3}])
 def test_training_works_with_partial_participation_and_dropout(whims):
     problem = ridge(0, clients=8, d=60, dtype=torch.float32)
-    method = algorithms.sift_common(density=0.1, shares=8, local_steps=10, lr=0.004)
+    method = algorithms.sift_common(density=0.3, shares=8, momentum=0.5, local_steps=10, lr=0.004)
     result = fedsift.simulate(
         problem.model, problem.clients, rounds=60, batch_size=None, loss=mse_loss,
         algorithm=method, progress=False, **whims,

@@ -86,7 +86,7 @@ def sift_common(
     ahead: Ahead = 0.7,
     decay: ResidualDecay = 0.95,
     bits: Bits = 3,
-    momentum: Momentum = 0.65,
+    momentum: Momentum = 0.5,
     clip: Clip = 4.0,
     warmup_rounds: WarmupRounds = 40,
     average: Average = 0.05,
