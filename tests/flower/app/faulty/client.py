@@ -72,8 +72,9 @@ def set_clock(seconds):
     """Let Flower's clock in this process, which serves one message, differ from the others'."""
     from flwr.supercore import date
 
+    own = date.now
     for module in list(sys.modules.values()):
-        if module.__dict__.get("now") is date.now:
+        if vars(module).get("now") is own:
             module.now = lambda: datetime.now(UTC) + timedelta(seconds=seconds)
 
 
