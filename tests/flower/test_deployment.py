@@ -117,6 +117,21 @@ def assert_refused(federation, intruders):
     assert federation.log("superlink").read_text().count("Activated node_id") == 3
 
 
+def test_a_client_killed_between_masking_and_unmasking_is_in_the_secure_sum(federation_of):
+    federation = federation_of(4)
+    federation.set_fault(2, 2, "masked")
+    federation.start_run(algorithm="sift-common", clients=4, rounds=2, secure=1)
+    app = federation.wait_for_note("masked-2-2")
+    kill(federation.processes["node-2"].pid)
+    kill(app)
+    federation.wait_for_end()
+    first, second = federation.history()
+    assert [(r["clients"], r["problems"]) for r in (first, second)] == [(4, {})] * 2
+    assert "recover" not in first["secure"]["uplink"]
+    assert second["secure"]["uplink"]["recover"] > 0
+    assert_same_bits(federation.run_folder, simulated("sift-common", 4, 2).state)
+
+
 def test_a_killed_server_resumes_with_the_same_bits(federation_of):
     federation = federation_of(3)
     # sift has memories on clients and server, which makes it the hardest method to resume.

@@ -9,7 +9,7 @@ from fedsift.privacy.secure import Refusal, SecureSettings
 from fedsift.privacy.secure.client import SecureClient
 from fedsift.privacy.secure.exchange import StageBytes, reply_of, run_exchange
 from fedsift.privacy.secure.messages import SecureStage
-from fedsift.privacy.secure.server import SecureServer, SecureSum
+from fedsift.privacy.secure.server import Replies, Request, SecureServer, SecureSum
 
 RUN = b"test run"
 LARGEST = 7
@@ -52,10 +52,14 @@ class Parties:
             self.after(stage, u)
             return None if is_lost else self.alter(stage, u, reply)
 
+        def ask(request: Request) -> Replies:
+            answers = {u: answer(request.stage, u, m) for u, m in request.messages.items()}
+            return {u: reply for u, reply in answers.items() if reply is not None}
+
         n = len(next(iter(codes.values())))
         sizes = StageBytes()
         server, clients = self.server, sorted(codes)
-        return run_exchange(server, round, clients, n, LARGEST, answer, sizes), sizes
+        return run_exchange(server, round, clients, n, LARGEST, ask, sizes), sizes
 
 
 def weighted_sum(codes: Mapping[int, np.ndarray], weights: Mapping[int, int]) -> np.ndarray:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedsift.algorithms.method import Memory
 from fedsift.codec.errors import FrameError, NotFiniteError
@@ -22,6 +22,7 @@ from fedsift.privacy.robust import RobustSum
 
 if TYPE_CHECKING:
     from fedsift.federation.round import Federation
+    from fedsift.privacy.secure.settings import SecureTraffic
 
 Reply = ClientResult | Results | Received | Missing
 """What an engine yields."""
@@ -146,6 +147,12 @@ class Inbox:
                     self._take(reply)
             self._merge_held()
 
+    def take_checked(self, uploads: Iterable[Arrival | Refused]) -> None:
+        """Take uploads that :meth:`checked` returned."""
+        for upload in uploads:
+            self._take(upload)
+        self._merge_held()
+
     def _open(self, reply: Reply, threads: Threads) -> Future[Opened]:
         """Start to check a frame, or check at once what was trained on this machine."""
         is_frame = isinstance(reply, Received)
@@ -241,6 +248,14 @@ class Inbox:
         if isinstance(reply, Received):
             return len(reply.frame)
         return encoded_size(reply.update, spec)
+
+
+class SecureCollector(Protocol):
+    """Takes the uploads of a round with secure aggregation."""
+
+    def collect(self, job: Job, inbox: Inbox, replies: Iterable[Reply]) -> SecureTraffic:
+        """Fill the inbox, and return the bytes of the protocol's messages."""
+        ...
 
 
 def without_lost(replies: Iterable[Reply], lost: Collection[int]) -> Iterator[Reply]:

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -32,19 +31,17 @@ from fedsift.engine.contract import Engine, Job, Received
 from fedsift.engine.evaluation import NOTHING_ELSE, Evaluation
 from fedsift.errors import Diverged, TooFewClients
 from fedsift.federation.cohort import cohort_size
-from fedsift.federation.inbox import Inbox, OnUpload, ignore_uploads
+from fedsift.federation.inbox import Inbox, OnUpload, SecureCollector, ignore_uploads
 from fedsift.federation.memories import CohortMemory, InMemory, memory_fits
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, NormBound
-from fedsift.federation.snapshot import RoundReport, SecureTraffic, Snapshot, Traffic, full_update
+from fedsift.federation.snapshot import RoundReport, Snapshot, Traffic, full_update
 from fedsift.privacy.differential import DifferentialPrivacy, private_roles
 from fedsift.privacy.robust import Aggregation, RobustSum
 from fedsift.privacy.secure import SecureSettings
+from fedsift.privacy.secure.settings import SecureTraffic
 from fedsift.seeding import stream, torch_seed
 from fedsift.task import Task, Weights, all_finite, check_weights, weight_of
 from fedsift.vector import Layout, State
-
-if TYPE_CHECKING:
-    from fedsift.federation.secure_round import SecureRounds
 
 MAX_SAMPLES = 1_000_000
 """The largest number of samples that a remote client may report, if that number is its weight."""
@@ -197,7 +194,7 @@ class Federation:
         return replace(after, traffic=traffic), report
 
     @cached_property
-    def secure_rounds(self) -> SecureRounds:
+    def secure_rounds(self) -> SecureCollector:
         """Secure aggregation, with the keys of server and clients."""
         from fedsift.federation.secure_round import SecureRounds
 

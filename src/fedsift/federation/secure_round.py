@@ -19,13 +19,13 @@ from fedsift.codec.update import Role, Update, vector_for
 from fedsift.codec.value_blocks import Integer
 from fedsift.engine.contract import ClientResult, Job, Results
 from fedsift.federation.inbox import Inbox, Reply
-from fedsift.federation.snapshot import SecureTraffic
 from fedsift.privacy.secure import Refusal, SecureSettings, SecureSumStopped
 from fedsift.privacy.secure.client import SecureClient
 from fedsift.privacy.secure.exchange import StageBytes, reply_of, run_exchange
 from fedsift.privacy.secure.integers import Integers
 from fedsift.privacy.secure.messages import SecureStage
-from fedsift.privacy.secure.server import SecureServer, SecureSum
+from fedsift.privacy.secure.server import Replies, Request, SecureServer, SecureSum
+from fedsift.privacy.secure.settings import SecureTraffic
 from fedsift.seeding import stream
 from fedsift.vector import State
 
@@ -70,11 +70,7 @@ class SecureRounds:
         lost = {str(u): why for u, why in total.problems.items() if u not in total.weights}
         inbox.problems.update(lost)
         add_sum(inbox.total.total, roles, total.total)
-        clients = len(self.federation.task.clients)
-        return SecureTraffic(
-            {stage.name.lower(): size / clients for stage, size in exchange.sizes.up.items()},
-            {stage.name.lower(): size / clients for stage, size in exchange.sizes.down.items()},
-        )
+        return exchange.sizes.per_client(len(self.federation.task.clients))
 
     def advance_to(self, round: int) -> None:
         """Repeat the rounds before this one, as far as keys are concerned."""
@@ -124,10 +120,14 @@ class SecureExchange:
             except Refusal:
                 return None
 
+        def ask(request: Request) -> Replies:
+            answers = {u: answer(request.stage, u, m) for u, m in request.messages.items()}
+            return {u: reply for u, reply in answers.items() if reply is not None}
+
         n, server = len(next(iter(codes.values()), ())), self.parties.server
         self.parties.round = self.round
         try:
-            return run_exchange(server, self.round, sorted(codes), n, largest, answer, self.sizes)
+            return run_exchange(server, self.round, sorted(codes), n, largest, ask, self.sizes)
         except SecureSumStopped as problem:
             reasons = dict.fromkeys(codes, f"no secure sum: {problem}") | server.problems
             return SecureSum(np.zeros(n, np.int64), {}, reasons)

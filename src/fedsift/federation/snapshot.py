@@ -13,6 +13,7 @@ from fedsift.codec.errors import FrameError
 from fedsift.codec.update import Update, by_role, dense
 from fedsift.federation.memories import Memories
 from fedsift.federation.norm_bound import NormHistory
+from fedsift.privacy.secure.settings import SecureTraffic
 from fedsift.vector import Layout, State
 
 
@@ -40,14 +41,6 @@ class Snapshot:
     traffic: Traffic
     norms: NormHistory = field(default_factory=NormHistory)
     receipts: Mapping[int, bytes] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class SecureTraffic:
-    """Bytes of a round's secure aggregation by stage, as means per client."""
-
-    uplink: Mapping[str, float] = field(default_factory=dict)
-    downlink: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

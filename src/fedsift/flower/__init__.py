@@ -14,6 +14,8 @@ Server        strategy.py: settings and Flower's Strategy interface; sampling.py
 Client        client_round.py: a request on a client; client.py: training with the method's steps;
               mod.py and own_training.py: training with the app's own code; store.py: the client's
               file on disk
+Secure sums   secure_client.py: a client's replies to the stages of the protocol; secure_rounds.py:
+              the server's queries
 Both          protocol.py: requests and replies as Flower messages; arrays.py: models as vectors
 Local demo    demo.py: ``fedsift run`` as a Flower app; local.py: all processes of a federation on
               one machine; keys.py: their certificates and keys

@@ -28,11 +28,13 @@ from fedsift.flower.client_round import (
     MakeAlgorithm,
     answer,
     chosen_algorithm,
+    client_folder,
     partition_of,
     store_of,
 )
 from fedsift.flower.own_training import takes_adam_steps
-from fedsift.flower.protocol import TrainReply, TrainRequest
+from fedsift.flower.protocol import RefusedRequest, TrainReply, TrainRequest
+from fedsift.privacy.secure.settings import SecureSettings, settings_from
 from fedsift.task import (
     Loss,
     RemoteClients,
@@ -66,6 +68,7 @@ def client_app(
     transform: Transform | None = None,
     buffers: str = "average",
     load_test: LoadData | None = None,
+    secure: bool | SecureSettings = False,
     state_dir: Path | None = None,
 ) -> ClientApp:
     """Return a Flower ClientApp that trains with a fedsift algorithm.
@@ -93,14 +96,18 @@ def client_app(
     load_test
         Returns the client's test data, like ``load_data``. The client reports the global model's
         ``accuracy`` and ``loss`` on it. By default, clients do not evaluate.
+    secure
+        Aggregate securely, as the server's :class:`FedSift` does: the client sends what is summed
+        only masked, whatever the server asks for.
     state_dir
         Folder for the client's state between rounds; by default ``fedsift`` in Flower's folder.
 
     """
     require_choice("buffers", buffers, BUFFERS)
     trainer = ClientTrainer(
-        make_model, load_data, algorithm, train, loss, transform, buffers, load_test, state_dir
-    )
+        make_model, load_data, algorithm, train, loss, transform, buffers, load_test,
+        settings_from(secure), state_dir,
+    )  # fmt: skip
     app = ClientApp()
 
     def handle(message: Message, context: NodeContext) -> Message:
@@ -110,6 +117,8 @@ def client_app(
     app.train()(handle)
     if load_test is not None:
         app.evaluate()(handle)
+    if trainer.secure:
+        app.query()(trainer.answer_query)
     return app
 
 
@@ -125,6 +134,7 @@ class ClientTrainer:
     transform: Transform | None
     buffers: str
     load_test: LoadData | None
+    secure: SecureSettings | None
     state_dir: Path | None
 
     def reply_to(self, message: Message, context: NodeContext) -> TrainReply:
@@ -161,7 +171,21 @@ class ClientTrainer:
         store = store_of(self.state_dir, request, client)
         round = ClientRound.of(request, algorithm, layout, self.buffers, client, store)
         task = replace(task, layout=round.layout)
-        return replace(round, gradient=task.gradient), task
+        return replace(round, gradient=task.gradient, secure=self.secure), task
+
+    def answer_query(self, message: Message, context: NodeContext) -> Message:
+        """Return the reply to a query of secure aggregation."""
+        from fedsift.flower.secure_client import SecureQuery, SecureReply, answer_query
+
+        client, _ = partition_of(context)
+        try:
+            query = SecureQuery.from_records(message.content)
+            folder = client_folder(self.state_dir, query.run, client)
+            assert self.secure is not None
+            reply = answer_query(query, client, folder, self.secure)
+        except RefusedRequest as problem:
+            reply = SecureReply(client, reason=str(problem))
+        return Message(content=reply.to_records(), reply_to=message)
 
     def train_round(self, round: ClientRound, task: Task, message: Message) -> TrainReply:
         """Update the client's state, train if it is in the cohort, and store the new state."""

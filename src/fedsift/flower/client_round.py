@@ -30,6 +30,7 @@ from fedsift.algorithms.method import (
 from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, decode, encode, parse_frame, state_hash
 from fedsift.codec.limits import Limits
+from fedsift.codec.update import Role
 from fedsift.engine.contract import ClientResult, Job
 from fedsift.federation.round import apply_broadcast, run_id
 from fedsift.federation.snapshot import state_from
@@ -37,6 +38,7 @@ from fedsift.flower.arrays import values_of
 from fedsift.flower.deployment import METADATA_BYTES
 from fedsift.flower.protocol import RefusedRequest, TrainReply, TrainRequest, printable
 from fedsift.flower.store import NO_RECEIPT, ClientState, ClientStore, receipt_of
+from fedsift.privacy.secure.settings import SecureSettings, check_can_be_secure
 from fedsift.vector import Layout, State
 
 AppConfig = dict[str, bool | float | int | str]
@@ -59,6 +61,7 @@ class ClientRound:
     client: int
     store: ClientStore
     gradient: LossGradient = no_gradient
+    secure: SecureSettings | None = None
 
     @classmethod
     def of(
@@ -158,10 +161,19 @@ class ClientRound:
         memories = {self.client: memory}
         job = Job(request.round, phase, stored.state, (self.client,), memories, request.weights)
         result = train(job)
+        if self.secure:
+            result = self.without_summed(result, phase.summed)
         frame = encode(result.update, self.spec)
         latest = {self.receipt: memory, receipt_of(frame): result.memory}
         self.store.save(self.layout, stored.with_memories(latest, request.memories))
         return result, frame
+
+    def without_summed(self, result: ClientResult, roles: tuple[Role, ...]) -> ClientResult:
+        """Store the values of which the server gets the sum, and return the result without them."""
+        from fedsift.flower.secure_client import without_summed
+
+        check_can_be_secure(self.method)
+        return without_summed(result, roles, self.request.round, self.store.folder)
 
     @property
     def spec(self) -> Spec:
@@ -191,8 +203,13 @@ def chosen_algorithm(algorithm: Algorithm | MakeAlgorithm, context: NodeContext)
 
 def store_of(folder: Path | None, request: TrainRequest, client: int) -> ClientStore:
     """Return a client's file for a run: in a folder, or in ``fedsift`` in Flower's folder."""
+    return ClientStore(client_folder(folder, request.run, client))
+
+
+def client_folder(folder: Path | None, run: bytes, client: int) -> Path:
+    """Return a client's folder for a run."""
     flower = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
-    return ClientStore((folder or flower / "fedsift") / request.run.hex() / f"client-{client}")
+    return (folder or flower / "fedsift") / run.hex() / f"client-{client}"
 
 
 def partition_of(context: NodeContext) -> tuple[int, int]:

@@ -81,6 +81,7 @@ def server() -> ServerApp:
             min_clients=config.min_clients,
             max_norm_ratio=config.max_norm_ratio,
             buffers=config.buffers,
+            secure=config.secure_settings,
             aggregation=config.chosen_aggregation(),
             keep_checkpoints=config.keep_checkpoints,
             seed=config.seed,
@@ -101,8 +102,7 @@ def client() -> ClientApp:
 
     app = ClientApp()
 
-    @app.train()
-    def train(message: Any, context: Context) -> Any:
+    def handle(message: Any, context: Context) -> Any:
         from fedsift.data import load, partition_indices
         from fedsift.models import build
 
@@ -123,7 +123,10 @@ def client() -> ClientApp:
             config.make_algorithm(),
             loss=dataset.loss,
             buffers=config.buffers,
+            secure=config.secure_settings,
         )
         return inner_app(message, context)
 
+    app.train()(handle)
+    app.query()(handle)
     return app

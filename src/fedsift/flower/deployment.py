@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 from fedsift.algorithms.method import Context, LocalUpdate, Phase, zero_memory
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.limits import Limits, Shape, shape_of
-from fedsift.codec.update import Update
+from fedsift.codec.update import Parts, Update
 from fedsift.engine.contract import Job
-from fedsift.federation.inbox import Inbox
+from fedsift.federation.inbox import Inbox, SecureCollector
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot, Traffic
 from fedsift.flower.protocol import NUM_EXAMPLES
@@ -74,12 +75,25 @@ class Deployment(Federation):
         return replace(super().upload_limits(job, base), shape=self.expected_shape(job))
 
     def expected_shape(self, job: Job) -> Shape:
-        """Return the shape of every correct upload of a round, by sending an update of zeros."""
+        """Return the shape of every correct upload of a round; secure sums travel separately."""
+        parts, summed = self.parts_of_zeros(job), job.phase.summed if self.secure else ()
+        kept = tuple(part for part in parts if not set(part.values) & set(summed))
+        return shape_of(Update(kept, (1.0,)))
+
+    def parts_of_zeros(self, job: Job) -> Parts:
+        """Return what a client sends whose update is zero."""
         zeros = job.state.map(lambda x: torch.zeros_like(x)[None])
         memory = zero_memory(self.algorithm.client_memory, self.task.layout, job.state.w)
         context = Context.of(self.task, job.round, job.state, (0,))
         parts, _ = job.phase.send(context, LocalUpdate(zeros, zeros), memory)
-        return shape_of(Update(parts, (1.0,)))
+        return parts
+
+    @cached_property
+    def secure_rounds(self) -> SecureCollector:
+        """Secure aggregation, with the public keys of the clients."""
+        from fedsift.flower.secure_rounds import RemoteSecureRounds
+
+        return RemoteSecureRounds(self)
 
     def max_reply_bytes(self, job: Job) -> int:
         """Return an upper bound for a correct reply.

@@ -18,7 +18,7 @@ from fedsift.algorithms.buffers import BUFFERS, with_buffers
 from fedsift.algorithms.method import Algorithm
 from fedsift.algorithms.registry import require_own_rounds
 from fedsift.errors import require_choice
-from fedsift.federation.cohort import check_cohort
+from fedsift.federation.cohort import check_cohort, cohort_size
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import MAX_SAMPLES
 from fedsift.flower.arrays import vector_from_arrays
@@ -34,6 +34,7 @@ from fedsift.flower.sampling import (
     chosen_weights,
 )
 from fedsift.privacy.robust import Aggregation, check_aggregation
+from fedsift.privacy.secure.settings import SecureSettings, check_can_be_secure, settings_from
 from fedsift.runs.config import KEEP_CHECKPOINTS, RunConfig, check_keep_checkpoints
 from fedsift.runs.folder import RunFolder
 from fedsift.task import Loss, RemoteClients, Task, Weights
@@ -90,6 +91,9 @@ class FedSift(Strategy):
     buffers
         What happens to running statistics, such as those of batch normalization: ``"average"``,
         ``"local"`` or ``"frozen"``, as in :func:`fedsift.simulate`. The clients must use the same.
+    secure
+        Aggregate securely: the server gets the sum of the clients' values only. The clients must
+        pass the same to :func:`client_app`. See :class:`fedsift.privacy.SecureSettings`.
     network
         The model, for methods whose server computes gradients, such as ``e3sfc``. It must be the
         clients' model. Server and clients must compute the same bits, which needs the same version
@@ -136,6 +140,7 @@ class FedSift(Strategy):
         min_clients: int = 1,
         max_norm_ratio: float | None = MAX_NORM_RATIO,
         buffers: str = "average",
+        secure: bool | SecureSettings = False,
         aggregation: Aggregation = "mean",
         network: nn.Module | None = None,
         input_shape: Sequence[int] | None = None,
@@ -167,6 +172,9 @@ class FedSift(Strategy):
         check_metrics_port(metrics_port)
         require_choice("buffers", buffers, BUFFERS)
         require_own_rounds(algorithm)
+        if (secure_settings := settings_from(secure)) is not None:
+            check_can_be_secure(algorithm)
+            secure_settings.resolved(cohort_size(participation, clients))
         check_aggregation(aggregation, algorithm)
         if algorithm.makes_samples and (network is None or input_shape is None):
             raise ValueError(
@@ -185,6 +193,7 @@ class FedSift(Strategy):
         self.seed, self.participation = seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
         self.max_norm_ratio, self.buffers = float(max_norm_ratio or 0), buffers
+        self.secure = secure_settings
         self.aggregation: Aggregation = aggregation
         self.network, self.input_shape, self.loss = network, input_shape, loss
         self.keep_checkpoints, self.metrics_port = keep_checkpoints, metrics_port
@@ -266,6 +275,9 @@ class FedSift(Strategy):
             min_clients=self.min_clients,
             max_norm_ratio=self.max_norm_ratio,
             buffers=self.buffers,
+            secure=self.secure is not None,
+            secure_neighbors=0 if self.secure is None else self.secure.neighbors,
+            secure_threshold=0 if self.secure is None else self.secure.threshold,
             aggregation=self.aggregation,
             keep_checkpoints=self.keep_checkpoints,
             wire="flower",
@@ -287,6 +299,11 @@ class FedSift(Strategy):
         """Return the run in the folder, ready for its next round."""
         if self.buffers == "frozen":
             layout, w = layout.without_buffers(), layout.split(w)[0]
+        if self.secure and layout.buffers and self.buffers == "average":
+            raise ValueError(
+                'buffers="average" sends each client\'s running statistics in the clear: with '
+                'secure aggregation, choose buffers="local" or "frozen"'
+            )
         algorithm = with_buffers(self.algorithm, layout, self.buffers)
         task = self.task(algorithm, layout)
         engine = RemoteEngine(evaluate_fn, self.enough, Result())
@@ -301,6 +318,7 @@ class FedSift(Strategy):
             weights=self.weights,
             aggregation=self.aggregation,
             weight_key=self.weight_key,
+            secure=self.secure,
         )
         return DeployedRun.restore(
             folder, federation, engine, w, timeout, self.wait, self.min_available_nodes

@@ -23,7 +23,7 @@ from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import Federation
 from fedsift.privacy.differential import DifferentialPrivacy, private_roles
 from fedsift.privacy.robust import Aggregation, check_aggregation
-from fedsift.privacy.secure.settings import SecureSettings, check_libraries, settings_from
+from fedsift.privacy.secure.settings import SecureSettings, check_can_be_secure, settings_from
 from fedsift.task import Loss, Transform, Weights, check_model, check_task, check_weights
 from fedsift.task.samples import as_data
 from fedsift.task.synthetic import sample_shapes_of
@@ -157,16 +157,6 @@ def secure_settings(
         )
     settings.resolved(cohort_size(options.participation, clients))
     return settings
-
-
-def check_can_be_secure(algorithm: Algorithm) -> None:
-    """Refuse secure aggregation of a method whose clients send different coordinates."""
-    check_libraries()
-    if not algorithm.phase(1).summed:
-        raise ValueError(
-            f"the clients of {algorithm.name} send different coordinates or scales, which have no "
-            "secure sum: use sift-common"
-        )
 
 
 def check_clients(clients: Any) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedsift.privacy.secure.client import SecureClient
 from fedsift.privacy.secure.integers import Integers
 from fedsift.privacy.secure.messages import SecureStage
-from fedsift.privacy.secure.refusal import Refusal
 from fedsift.privacy.secure.server import Replies, Request, SecureServer, SecureSum
+from fedsift.privacy.secure.settings import SecureTraffic
 
 
 @dataclass
@@ -25,9 +25,16 @@ class StageBytes:
             size = sum(map(len, messages.values()))
             found[request.stage] = found.get(request.stage, 0) + size
 
+    def per_client(self, clients: int) -> SecureTraffic:
+        """Return the means per client by the stages' names."""
+        return SecureTraffic(
+            {stage.name.lower(): size / clients for stage, size in self.up.items()},
+            {stage.name.lower(): size / clients for stage, size in self.down.items()},
+        )
 
-Answer = Callable[[SecureStage, int, bytes], bytes | None]
-"""Returns a client's reply to a request of a stage; None if the client is lost."""
+
+Ask = Callable[[Request], Replies]
+"""Sends the requests of a stage, and returns the replies of the clients that are not lost."""
 
 
 def run_exchange(
@@ -36,14 +43,15 @@ def run_exchange(
     cohort: Sequence[int],
     n: int,
     largest: int,
-    answer: Answer,
+    ask: Ask,
     sizes: StageBytes,
+    absent: Collection[int] = (),
 ) -> SecureSum:
     """Run the protocol for a round, and count its messages in ``sizes``.
 
     Lost clients do not get the requests that follow.
     """
-    protocol = server.sum_round(round, cohort, n, largest)
+    protocol = server.sum_round(round, cohort, n, largest, absent)
     replies: Replies | None = None
     while True:
         try:
@@ -51,15 +59,14 @@ def run_exchange(
         except StopIteration as end:
             found: SecureSum = end.value
             return found
-        answers = {u: answer(request.stage, u, m) for u, m in request.messages.items()}
-        replies = {u: reply for u, reply in answers.items() if reply is not None}
+        replies = ask(request)
         sizes.count(request, replies)
 
 
 def reply_of(
     client: SecureClient, stage: SecureStage, request: bytes, codes: Callable[[], Integers]
 ) -> bytes:
-    """Return a client's reply to a request, or raise :class:`Refusal`."""
+    """Return a client's reply to a request, or raise ``Refusal``."""
     if stage is SecureStage.MASKED:
         return client.mask(request, codes())
     methods: Mapping[SecureStage, Callable[[bytes], bytes]] = {
@@ -70,6 +77,3 @@ def reply_of(
         SecureStage.RECOVER: client.recover,
     }
     return methods[stage](request)
-
-
-__all__ = ["Answer", "Refusal", "StageBytes", "reply_of", "run_exchange"]

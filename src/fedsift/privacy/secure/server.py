@@ -8,12 +8,13 @@ malformed, are lost from that stage on.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import gcd
 
 import numpy as np
 
+from fedsift.privacy.secure.attempt import Attempt, Member
 from fedsift.privacy.secure.client import (
     SEALED_BYTES,
     Group,
@@ -75,46 +76,6 @@ class SecureSum:
     problems: Mapping[int, str]
 
 
-@dataclass
-class Member:
-    """What the server knows about a client.
-
-    ``waiting`` holds encrypted shares for it, by sender, until it has received them.
-    ``roster`` is the group for which it has shared its key; empty if it must share a new one.
-    """
-
-    public: bytes
-    weight: int
-    generation: int = 0
-    roster: bytes = b""
-    knows: set[int] = field(default_factory=set)
-    waiting: dict[int, bytes] = field(default_factory=dict)
-
-
-@dataclass
-class Attempt:
-    """An attempt to sum the values of a cohort: who masked with whom, and what came back."""
-
-    number: int
-    cohort: tuple[int, ...]
-    bits: int
-    unit: int
-    masked: dict[int, Words] = field(default_factory=dict)
-    signatures: dict[int, bytes] = field(default_factory=dict)
-    deposits: dict[int, bytes] = field(default_factory=dict)
-    self_keys: dict[int, bytes] = field(default_factory=dict)
-
-    @property
-    def survivors(self) -> tuple[int, ...]:
-        """The clients whose masked values arrived."""
-        return tuple(u for u in self.cohort if u in self.masked)
-
-    @property
-    def lost(self) -> tuple[int, ...]:
-        """The clients whose masked values did not arrive."""
-        return tuple(u for u in self.cohort if u not in self.masked)
-
-
 class SecureServer:
     """The server of a run. It holds no key of its own.
 
@@ -138,17 +99,24 @@ class SecureServer:
         self.round = 0
 
     def sum_round(
-        self, round: int, cohort: Sequence[int], n: int, largest: int
+        self,
+        round: int,
+        cohort: Sequence[int],
+        n: int,
+        largest: int,
+        absent: Collection[int] = (),
     ) -> Generator[Request, Replies, SecureSum]:
         """Sum n codes of magnitude ``largest`` at most over a cohort.
 
-        Raise :class:`SecureSumStopped` if too few clients are left.
+        ``absent`` clients of the cohort are known to have no values. Raise
+        :class:`SecureSumStopped` if too few clients are left.
         """
         self.round, self.problems = round, {}
-        yield from self._collect_keys(cohort)
+        yield from self._collect_keys([u for u in cohort if u not in absent])
         self._form_group([u for u in cohort if u in self.members])
-        yield from self._collect_shares()
-        ready = [u for u in self.group.members if self.members[u].roster == self.group.roster]
+        yield from self._collect_shares(absent)
+        present = [u for u in self.group.members if u not in absent]
+        ready = [u for u in present if self.members[u].roster == self.group.roster]
         attempt = self._attempt(self.first_attempt, ready, largest)
         while True:
             yield from self._collect_masked(attempt, n)
@@ -191,11 +159,12 @@ class SecureServer:
         self.group = Group(tuple(sorted(members)), (), settings, roster)
         self.edges = neighbors_of(members, settings.neighbors, roster)
 
-    def _collect_shares(self) -> Generator[Request, Replies, None]:
+    def _collect_shares(self, absent: Collection[int]) -> Generator[Request, Replies, None]:
         """Get shares from clients that have none in this group, or were lost since."""
         header = MessageHeader(SecureStage.SHARES, self.round, self.first_attempt)
         members = self.group.members
-        old = [u for u in members if self.members[u].roster != self.group.roster]
+        present = [u for u in members if u not in absent]
+        old = [u for u in present if self.members[u].roster != self.group.roster]
         if not old:
             return
         listed = client_list(members)

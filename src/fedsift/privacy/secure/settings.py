@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 
+from fedsift.algorithms.method import Algorithm
 from fedsift.privacy.secure.graph import default_neighbors
 
 MIN_CLIENTS = 3
@@ -61,6 +63,16 @@ def check_libraries() -> None:
         )
 
 
+def check_can_be_secure(algorithm: Algorithm) -> None:
+    """Refuse secure aggregation of a method whose clients send different coordinates."""
+    check_libraries()
+    if not algorithm.phase(1).summed:
+        raise ValueError(
+            f"the clients of {algorithm.name} send different coordinates or scales, which have no "
+            "secure sum: use sift-common"
+        )
+
+
 def check_neighbors(neighbors: int, clients: int) -> None:
     """Check that each of the clients can have this many neighbors.
 
@@ -75,3 +87,11 @@ def check_neighbors(neighbors: int, clients: int) -> None:
             f"secure_neighbors must be an even number from 2 to {most}, or {most} for all, "
             f"got {neighbors}"
         )
+
+
+@dataclass(frozen=True)
+class SecureTraffic:
+    """Bytes of a round's secure aggregation by stage, as means per client."""
+
+    uplink: Mapping[str, float] = field(default_factory=dict)
+    downlink: Mapping[str, float] = field(default_factory=dict)

@@ -14,6 +14,8 @@ from faulty.task import load_data, make_algorithm, make_model, note
 from fedsift.codec.frame import Spec, checksum, decode, encode
 from fedsift.flower.client import client_app
 from fedsift.flower.protocol import TrainReply, TrainRequest
+from fedsift.flower.secure_client import SecureQuery
+from fedsift.privacy.secure.messages import Reader, SecureStage
 from fedsift.vector import Layout
 
 app = ClientApp()
@@ -38,7 +40,8 @@ def train(message, context):
             set_clock(float(fault.split()[1]))
         return load_data(partition, partitions)
 
-    honest = client_app(make_model, data, make_algorithm)
+    secure = bool(context.run_config["secure"])
+    honest = client_app(make_model, data, make_algorithm, secure=secure)
     reply = honest(message, context)
     sent, last = TrainReply.from_records(reply.content), Path(folder) / f"last-{client}"
     if sent.outcome != "update":
@@ -50,6 +53,19 @@ def train(message, context):
     else:
         last.write_bytes(sent.frame)
     return Message(content=sent.to_records(), reply_to=message)
+
+
+@app.query()
+def query(message, context):
+    """Answer secure aggregation; with the fault "masked", hang once the values are masked."""
+    client, folder = context.node_config["partition-id"], context.run_config["folder"]
+    header = Reader(SecureQuery.from_records(message.content).request).header()
+    path = Path(folder) / "faults" / f"{header.round}-{client}"
+    is_faulty = path.exists() and path.read_text() == "masked"
+    if is_faulty and header.stage is SecureStage.CONSENT:
+        note(folder, f"masked-{header.round}-{client}")
+        time.sleep(3600)
+    return client_app(make_model, load_data, make_algorithm, secure=True)(message, context)
 
 
 def set_clock(seconds):

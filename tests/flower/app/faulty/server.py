@@ -18,6 +18,7 @@ def main(grid, context):
     strategy = FedSift(
         make_algorithm(config), config["clients"], f"{folder}/run",
         batch_size=BATCH, seed=SEED, wait=config["wait"], metrics_port=config["metrics"] or None,
+        secure=bool(config["secure"]),
     )  # fmt: skip
 
     def evaluate(round, arrays):
