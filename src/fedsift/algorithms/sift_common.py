@@ -79,7 +79,7 @@ Ahead = Annotated[
 ]
 
 
-@method("sift-common", label="sift, common mask", color="#16202a", dashed=True)
+@method("sift-common", label="sift, common mask", color="#2f7d32")
 def sift_common(
     density: Density = 0.03,
     shares: Shares = 20,
