@@ -146,7 +146,7 @@ def test_every_default_in_the_reference_is_right():
     text = section(DOCS / "reference" / "command-line.md", "fedsift run")
     shown = dict(re.findall(r"^\| `--([\w-]+)` \| `?([^|`]+?)`? \|", text, re.MULTILINE))
     config = RunConfig.from_values({}).flat() | {"model": "auto", "weights": "auto"}
-    config |= {"tensorboard": "off", "client_tests": "off"}
+    config |= {"tensorboard": "off", "client_tests": "off", "secure": "off"}
     for key, value in config.items():
         documented = shown[key.replace("_", "-")]
         same = float(documented) == value if isinstance(value, float) else documented == str(value)

@@ -1,5 +1,6 @@
 """Every engine trains what the reference engine trains."""
 
+import gc
 import os
 import signal
 import time
@@ -192,9 +193,29 @@ def test_a_stopped_worker_is_reported_in_one_line(when, monkeypatch):
     if when == "during":
         next(results)
     os.kill(process.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerDied, match=f"worker process {process.pid} is stopped"):
-        list(results)
-    assert not process.is_alive()
+    try:
+        with pytest.raises(WorkerDied, match=f"worker process {process.pid} is stopped"):
+            list(results)
+        assert not process.is_alive()
+    finally:
+        process.kill()
+
+
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
+def test_a_stopped_worker_does_not_outlive_its_pool():
+    fed = federation(participation=1.0, dropout=0.0)
+    fed.engine.start_pool()
+    process = next(iter(fed.engine.pool.processes.values()))
+    try:
+        os.kill(process.pid, signal.SIGSTOP)
+        while not pool.is_stopped(process.pid):
+            time.sleep(0.01)
+        del fed
+        gc.collect()
+        process.join(timeout=10)
+        assert process.exitcode == -signal.SIGKILL
+    finally:
+        process.kill()
 
 
 @pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")

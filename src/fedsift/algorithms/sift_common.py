@@ -79,7 +79,7 @@ Ahead = Annotated[
 ]
 
 
-@method("sift-common", label="sift, common mask", color="#2f7d32")
+@method("sift-common", label="sift, common mask", color="#4f6d7a", dashed=True)
 def sift_common(
     density: Density = 0.03,
     shares: Shares = 20,

@@ -33,7 +33,7 @@ class WorkerPool:
     def __init__(self, size: int, task: Task, algorithm: Algorithm) -> None:
         self.processes: dict[Connection, BaseProcess] = {}
         self.busy: dict[Connection, int] = {}
-        weakref.finalize(self, close_all, self.processes)
+        weakref.finalize(self, end_all, self.processes)
         context = get_context("fork")
         # Linux signals the end of the thread that forked. If that is not the main thread, it may
         # end before the process does, and must not end the workers.
@@ -116,6 +116,14 @@ class WorkerPool:
             yield
         except (EOFError, ConnectionError):
             raise WorkerDied(death_message(self.processes[pipe])) from None
+
+
+def end_all(processes: dict[Connection, BaseProcess]) -> None:
+    """Let processes end because their pipes are closed; kill those that are stopped."""
+    close_all(processes)
+    for process in processes.values():
+        if is_stopped(process.pid):
+            process.kill()
 
 
 def death_message(process: BaseProcess) -> str:
