@@ -5,9 +5,9 @@
 A tenth of the training images is held out from all clients and takes the place of the test set,
 which is not read. The seeds differ from those of the reported runs. The table
 common_validation.csv, next to this file, is rewritten after each run; a run that is in it is not
-repeated. It has the commit of each run. ``secure_up_to_target`` are the bytes that a secure sum takes
-up to the target, without its keys: each number takes as many bits as the sum of 20 clients can
-have.
+repeated. It has the commit of each run. ``secure_up_to_target`` are the bytes that a secure sum
+takes up to the target, without its keys: each number takes as many bits as the sum of 20 clients
+can have.
 """
 
 from __future__ import annotations
