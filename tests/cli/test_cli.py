@@ -256,7 +256,7 @@ def test_rejected_updates_are_printed_and_an_empty_round_gives_a_warning(here, c
     def refuse(*_):
         raise FrameError("not in order")
 
-    monkeypatch.setattr(Inbox, "_receive", refuse)
+    monkeypatch.setattr(Inbox, "_decoded", refuse)
     assert main(["run", *QUICK, "--out", "out"]) == 0
     said = capsys.readouterr()
     assert [(r["clients"], r["rejected"]) for r in metrics_of(here / "out")[1:]] == [(0, 4)] * 3

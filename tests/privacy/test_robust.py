@@ -113,11 +113,11 @@ def test_a_method_that_sends_masks_later_is_refused_before_training_or_in_that_r
     with pytest.raises(ConfigError, match="those of later choose their own"):
         check_aggregation("median", later)
     once = Algorithm(lambda round: masked if round == 3 else whole, name="once")
-    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
-    clients, done = [(x[n::3], torch.zeros(4).long()) for n in range(3)], []
+    x = torch.randn(12, 30, generator=torch.Generator().manual_seed(0))
+    clients, done = [(x[n::3], torch.arange(4) % 2) for n in range(3)], []
     with pytest.raises(ConfigError, match="those of this method choose their own"):
         fedsift.simulate(
-            nn.Linear(3, 2), clients, algorithm=once, rounds=5, aggregation="median",
+            nn.Linear(30, 2), clients, algorithm=once, rounds=5, aggregation="median",
             on_round=lambda record: done.append(record["round"]), progress=False,
         )  # fmt: skip
     assert done == [1, 2]

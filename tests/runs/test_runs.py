@@ -579,7 +579,7 @@ def test_a_run_is_not_created_where_another_process_is_creating_one(tmp_path):
 def test_a_changed_setting_cannot_be_resumed_but_more_rounds_can(stopped, capsys):
     text = stopped.config_file.read_text()
     stopped.config_file.write_text(text.replace("seed = 0", "seed = 1"))
-    refused(stopped, capsys, "was changed", "rounds may change")
+    refused(stopped, capsys, "was changed", "only the number of rounds, and of checkpoints")
     stopped.config_file.write_text(text.replace(f"rounds = {CONFIG.rounds}", "rounds = 7"))
     assert main(["resume", str(stopped.path)]) == 0
     assert last_round(stopped.history()) == 7

@@ -137,6 +137,6 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
     >>> x = torch.tensor([[1.0, 2.0], [-3.0, -5.0]])
     >>> masked_mean(x, x > 0)
-    tensor([1.5000, -0.0000])
+    tensor([1.5000, 0.0000])
     """
-    return (x * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+    return x.masked_fill(~mask, 0).sum(-1) / mask.sum(-1).clamp(min=1)
