@@ -26,8 +26,9 @@ def _imports(doctest_namespace: dict[str, Any]) -> None:
     doctest_namespace.update(torch=torch, np=np, nn=torch.nn)
 
 
+FEDERATIONS = "tests/flower/test_de"
 SLOW = (
-    "tests/flower/test_de",
+    FEDERATIONS,
     "tests/engine/test_torchrun.py",
     "tests/runs/test_resume.py",
     "tests/reproduce/",
@@ -47,8 +48,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Start with the federations of real processes, one at a time; keep a tenth if asked to."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/flower/test_de"))
+    """Start with the federations of real processes, on two workers; keep a tenth if asked to."""
+    federations = [item for item in items if item.nodeid.startswith(FEDERATIONS)]
+    others = [item for item in items if not item.nodeid.startswith(FEDERATIONS)]
+    third = len(items) // 3  # pytest-xdist deals the tests to three workers in this order
+    first, second = federations[::2], federations[1::2]
+    rest = third - len(first)
+    items[:] = [*first, *others[:rest], *second, *others[rest:]]
     if config.getoption("--quick"):
         config.hook.pytest_deselected(items=[x for x in items if not is_quick(x.nodeid)])
         items[:] = [item for item in items if is_quick(item.nodeid)]
