@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, de
 
 import fedsift
 from fedsift import simulate
-from fedsift.algorithms import fedadam_ssm
+from fedsift.algorithms import fedadam_ssm, fedavg
 from fedsift.engine import Forked, Reference, Stacked, batches
 from fedsift.engine.batches import take
 from fedsift.simulation import Options, prepare
@@ -220,7 +220,8 @@ def test_worker_processes_make_slow_items_faster():
 def test_workers_of_an_earlier_run_do_not_disturb_a_later_one(capfd):
     for seed in (1, 2):
         clients = halves(lambda x, y: Items(x, y, noise=True))
-        simulate(network(), clients, rounds=1, num_workers=1, seed=seed, progress=False)
+        method = fedavg(local_steps=2)
+        simulate(network(), clients, None, method, 1, num_workers=1, seed=seed, progress=False)
         gc.collect()
     assert capfd.readouterr().err == ""
 
