@@ -215,7 +215,7 @@ def test_a_negative_variance_is_clamped_and_an_absurd_one_refused():
     made = federation(convolutional())
     layout, state = made.task.layout, made.initial_snapshot().state
     parts = dense({"b": torch.full((1, layout.buffers.d), -5.0)})
-    context = Context.of(made.task, 1)
+    context = Context.of(made.task, 1, state)
     after, _ = apply_broadcast(made.algorithm, context, state, parts)
     layers = layout.buffers.layers
     assert bool((after.b[layers["1.running_var"]] == 0).all())

@@ -22,6 +22,8 @@ from fedsift.errors import explain_renamed
 
 MOMENTS = ("w", "m", "v")
 """The vectors of the Adam methods: weights, first moment and second moment."""
+SampleShapes = tuple[tuple[int, ...], tuple[int, ...]]
+"""The shapes of one input and of its label."""
 
 
 class State:
@@ -121,6 +123,7 @@ class Layout:
     ``lengths`` are the lengths of vectors that do not have one number per parameter, by name.
     ``buffers`` is the layout of the buffers that training changes, such as the running statistics
     of batch normalization. A vector of *values* holds the parameters, then these buffers.
+    ``sample_shapes`` are known if the method synthesizes samples.
 
     >>> layout = Layout.of(nn.Linear(3, 2))
     >>> layout.d, layout.names, layout.offsets
@@ -132,6 +135,7 @@ class Layout:
     dtype: torch.dtype
     lengths: tuple[tuple[str, int], ...] = ()
     buffers: Layout | None = None
+    sample_shapes: SampleShapes | None = None
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
@@ -186,6 +190,10 @@ class Layout:
         """Return the layout with more vectors of other lengths."""
         return replace(self, lengths=tuple(sorted({**dict(self.lengths), **lengths}.items())))
 
+    def with_sample_shapes(self, shapes: SampleShapes) -> Layout:
+        """Return the layout with the shapes of one input and of its label."""
+        return replace(self, sample_shapes=shapes)
+
     def with_buffers(self, model: nn.Module, names: Sequence[str]) -> Layout:
         """Return the layout with the given buffers of a model.
 
@@ -218,8 +226,11 @@ class Layout:
     def named(self, values: Tensor) -> dict[str, Tensor]:
         """Split values into parameters and buffers by name; the buffers may be left out."""
         w, b = self.split(values)
-        named = self.unflatten(w)
-        return {**named, **self.buffers.unflatten(b)} if self.buffers and b.numel() else named
+        return {**self.unflatten(w), **self.named_buffers(b)}
+
+    def named_buffers(self, b: Tensor) -> dict[str, Tensor]:
+        """Split a vector of buffers by name; it may be empty."""
+        return self.buffers.unflatten(b) if self.buffers and b.numel() else {}
 
     def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Concatenate named tensors ``(*clients, *shape)`` to one vector ``(*clients, d)``."""
@@ -286,9 +297,10 @@ class Layout:
             parameter.data, parameter.grad = values[name], gradients[name]
 
     def fingerprint(self) -> str:
-        """Return a short hash of names, shapes, dtype, other lengths and buffers."""
+        """Return a short hash of names, shapes, dtype, other lengths, buffers and samples."""
         buffers = (self.buffers.fingerprint(),) if self.buffers else ()
-        text = repr((self.names, self.shapes, str(self.dtype), *self.lengths, *buffers))
+        samples = self.sample_shapes or ()
+        text = repr((self.names, self.shapes, str(self.dtype), *self.lengths, *buffers, *samples))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -141,7 +141,7 @@ def test_a_client_that_was_away_replays_the_broadcasts_bit_for_bit(bits):
     end, state = played(fed, 5).state, fed.initial_snapshot().state
     for round, frame in enumerate(frames, 1):
         parts = decode(frame, fed.task.layout).parts
-        state, _ = apply_broadcast(fed.algorithm, Context.of(fed.task, round), state, parts)
+        state, _ = apply_broadcast(fed.algorithm, Context.of(fed.task, round, state), state, parts)
     assert torch.equal(state.w, end.w)
 
 

@@ -415,7 +415,9 @@ def commands_with_arguments(command, *words):
 
 def test_help_explains_every_argument(capsys, monkeypatch):
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 300)
-    found = dict.fromkeys(("resume", "rollback", "report", "reproduce", "frame", "data"), 0)
+    found = dict.fromkeys(
+        ("resume", "rollback", "report", "reproduce", "frame", "data", "deploy"), 0
+    )
     for words, command in commands_with_arguments(typer.main.get_command(app)):
         assert main([*words, "--help"]) == 0
         said = capsys.readouterr().out

@@ -12,6 +12,7 @@ from fedsift.adam import centralized_adam
 from problems import ridge
 
 MASKED = ["fedadam_ssm", "fedadam_ssm_m", "fedadam_ssm_v", "fairness_top", "fedadam_top"]
+EVERY = [name.replace("-", "_") for name in algorithms.METHODS]
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
 seeds = st.integers(0, 2**32 - 1)
 steps = st.integers(1, 6)
@@ -60,7 +61,7 @@ def test_fedadam_on_identical_clients_is_centralized_adam(clients, dtype, seed, 
         torch.testing.assert_close(ours, theirs, rtol=TOLERANCE[dtype] * 10, atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("name", [n.replace("-", "_") for n in algorithms.METHODS])
+@pytest.mark.parametrize("name", [n for n in EVERY if n != "e3sfc"])  # searches start at random
 @few_examples
 @given(seed=seeds, order=st.permutations(range(4)))
 def test_the_order_of_the_clients_does_not_matter(name, seed, order):
@@ -72,11 +73,12 @@ def test_the_order_of_the_clients_does_not_matter(name, seed, order):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [n.replace("-", "_") for n in algorithms.METHODS])
+@pytest.mark.parametrize("name", EVERY)
 @few_examples
 @given(seed=seeds)
 def test_no_method_makes_the_second_moment_negative(name, seed):
-    result = train(ridge(seed), make(name, density=0.2, local_steps=2, lr=0.1, beta2=0.1))
+    settings = {"density": 0.2, "local_steps": 2, "lr": 0.1, "beta2": 0.1, "sample_steps": 1}
+    result = train(ridge(seed), make(name, **settings))
     assert [record["clamped"] for record in result.history] == [0, 0, 0, 0]
 
 

@@ -38,7 +38,7 @@ CASES = {
         "average": 0.3,
     },
 }
-TESTED_ELSEWHERE = {"decomfl", "fedavg", "fedopt", "fedprox", "scaffold"}
+TESTED_ELSEWHERE = {"decomfl", "e3sfc", "fedavg", "fedopt", "fedprox", "scaffold"}
 """Methods without gradients or with their own random numbers: see tests/algorithms. Those of
 test_field_methods.py are tested there with partial participation."""
 

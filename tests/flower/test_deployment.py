@@ -1,8 +1,10 @@
 """Federations of real processes: bit-identical to simulations, even if processes are killed."""
 
+import json
 import os
 import signal
 import sys
+import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import fedsift
 sys.path.insert(0, str(Path(__file__).parent / "app"))
 from faulty import task
 
+from fedsift.cli import main
 from fedsift.flower.keys import make_node_key
 from fedsift.flower.local import free_port
 from fedsift.simulation import Options, prepare
@@ -52,11 +55,16 @@ def restart_node(federation, name, key, client):
     federation.wait_until(is_in, seconds=200)
 
 
-def test_a_deployment_gives_the_same_bits_as_a_simulation(federation_of):
+def test_a_deployment_gives_the_same_bits_as_a_simulation(federation_of, capsys):
     federation = federation_of(3)
-    federation.start_run(rounds=2)
+    port = free_port()
+    federation.start_run(rounds=2, metrics=port)
     intruders = start_intruders(federation)
+    assert_can_be_watched(federation, port, capsys)
     log = federation.wait_for_end()
+    assert main(["deploy", "status", str(federation.run_folder), "--json"]) == 3
+    end = json.loads(capsys.readouterr().out)
+    assert (end["phase"], end["round"], end["running"]) == ("finished", 2, False)
     assert "report:" in log
     result = simulated("fedadam-ssm", 3, 2)
     assert_same_bits(federation.run_folder, result.state)
@@ -67,6 +75,23 @@ def test_a_deployment_gives_the_same_bits_as_a_simulation(federation_of):
     assert federation.history()[1]["downlink_bytes"] == result.history[1]["downlink_bytes"]
     assert (federation.run_folder / "report.html").exists()
     assert_refused(federation, intruders)
+
+
+def assert_can_be_watched(federation, port, capsys):
+    """The status and the metrics of a run in progress agree."""
+    seen = {}
+
+    def is_training():
+        if not (federation.run_folder / "status.json").exists():
+            return False
+        code = main(["deploy", "status", str(federation.run_folder), "--json"])
+        seen.update(json.loads(capsys.readouterr().out))
+        return code == 0 and seen["phase"] == "training"
+
+    federation.wait_until(is_training, "run", seconds=500)
+    assert (seen["running"], seen["rounds"]) == (True, 2)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        assert "fedsift_rounds 2\n" in answer.read().decode()
 
 
 def start_intruders(federation):
@@ -184,7 +209,11 @@ def simulated_without(client, clients, rounds):
     return snapshot.state
 
 
-def test_too_few_nodes_end_the_run_with_a_clear_message(federation_of):
+def test_too_few_nodes_end_the_run_with_a_clear_message(federation_of, capsys):
     federation = federation_of(0)
     federation.start_run(wait=1.0)
-    assert "0 of at least 1 SuperNodes are connected after 1 s" in federation.wait_for_end()
+    said = federation.wait_for_end()
+    assert "waiting for 3 SuperNodes, 0 connected, 1 s left" in said
+    assert "0 of at least 1 SuperNodes are connected after 1 s" in said
+    assert main(["deploy", "status", str(federation.run_folder)]) == 3
+    assert "TooFewClients" in capsys.readouterr().out

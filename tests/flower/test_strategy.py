@@ -21,9 +21,10 @@ from fedsift.adam import AdamStep, clipped
 from fedsift.algorithms import METHODS, Algorithm, Method, find, settings_of
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.header import read_header
-from fedsift.codec.update import CodedValues, Update
+from fedsift.codec.update import CodedValues, Update, dense
 from fedsift.errors import ConfigError, TooFewClients
 from fedsift.flower import FedSift, arrays_of, client_app, exchange
+from fedsift.flower import client as flower_client
 from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.client import deadline
 from fedsift.flower.deployment import METADATA_BYTES
@@ -70,7 +71,8 @@ class Place:
         return InlineGrid(InlineNode(app, n, clients) for n in range(clients))
 
     def strategy(self, algorithm=SSM, clients=CLIENTS, **options):
-        options = {"batch_size": 8, "seed": SEED, "wait": 0.1, **options}
+        network = {"network": make_model(), "input_shape": (6,)} if algorithm.makes_samples else {}
+        options = {"batch_size": 8, "seed": SEED, "wait": 0.1, **network, **options}
         return FedSift(algorithm, clients, self.path / "run", **options)
 
     def history(self):
@@ -94,7 +96,7 @@ def assert_same_bits(state, other):
 
 @pytest.mark.parametrize("name", [*METHODS, "compressed-fedadam"])
 def test_every_method_gives_the_same_bits_as_a_simulation(name, place):
-    few = {"local_steps": 2, "density": 0.1, "warmup_rounds": 2}
+    few = {"local_steps": 2, "density": 0.1, "warmup_rounds": 2, "sample_steps": 3}
     algorithm = find(name)(**{k: v for k, v in few.items() if k in settings_of(name)})
     strategy = place.strategy(algorithm, participation=0.6)
     start(strategy, place.grid(algorithm), 4)
@@ -107,6 +109,40 @@ def test_every_method_gives_the_same_bits_as_a_simulation(name, place):
     assert [r["uplink_bytes"] for r in place.history()] == [
         pytest.approx(r["uplink_bytes"]) for r in result.history[1:]
     ]
+
+
+def test_a_server_that_computes_gradients_needs_the_network(place):
+    with pytest.raises(ValueError, match=r"pass network=model, input_shape=\(...\)"):
+        FedSift(algorithms.e3sfc(), CLIENTS, place.path / "run")
+    strategy = place.strategy(algorithms.e3sfc(), network=nn.Linear(6, 3))
+    with pytest.raises(ValueError, match="network has other parameters than initial_arrays"):
+        start(strategy, place.grid(algorithms.e3sfc()), 1)
+
+
+def test_a_method_of_ones_own_that_needs_the_network_is_told_so(place):
+    """It works in simulations, and on Flower with the network."""
+
+    def broadcast(context, mean, memory):
+        x, y = torch.ones(1, 6), torch.ones(1, dtype=torch.int64)
+        return dense({"w": mean.w - 0.1 * context.gradient(context.state.w, x, y)[None]}), memory
+
+    phase = replace(algorithms.fedavg(local_steps=2).phase(1), broadcast=broadcast)
+    algorithm = replace(algorithms.fedavg(local_steps=2), phase=lambda round: phase)
+    with pytest.raises(ValueError, match="pass network=model to FedSift"):
+        start(place.strategy(algorithm), place.grid(algorithm), 1)
+    shutil.rmtree(place.path / "run")
+    strategy = place.strategy(algorithm, network=make_model())
+    start(strategy, place.grid(algorithm), 2)
+    assert_same_bits(strategy.run.snapshot.state, simulated(algorithm, 2).state)
+
+
+def test_clients_whose_samples_have_another_shape_are_reported(place):
+    algorithm = algorithms.e3sfc(sample_steps=1)
+    network = nn.Sequential(nn.Flatten(), *make_model())
+    strategy = place.strategy(algorithm, network=network, input_shape=(2, 3), min_clients=0)
+    start(strategy, place.grid(algorithm, model=lambda: network), 1, model=lambda: network)
+    problem = place.history()[0]["problems"]["0"]
+    assert "another input_shape" in problem
 
 
 def pruned():
@@ -439,7 +475,7 @@ def test_an_unexpected_reply_is_dropped(place):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_an_honest_reply_is_within_the_size_limit(name, place):
-    few = {"local_steps": 2, "density": 0.1, "warmup_rounds": 2}
+    few = {"local_steps": 2, "density": 0.1, "warmup_rounds": 2, "sample_steps": 3}
     algorithm = METHODS[name](**{k: v for k, v in few.items() if k in settings_of(name)})
     strategy = place.strategy(algorithm)
     grid, sizes = place.grid(algorithm), []
@@ -764,12 +800,30 @@ class Counting(nn.Module):
 
 
 def test_other_settings_and_other_buffers_are_refused_by_clients(place):
-    with pytest.raises(TooFewClients, match="or another setting buffers"):
+    with pytest.raises(TooFewClients, match="another setting buffers"):
         start(place.strategy(), place.grid(model=normalized_model, buffers="local"), 1,
               model=normalized_model)  # fmt: skip
     shutil.rmtree(place.path / "run")
     with pytest.raises(TooFewClients, match="changes the buffer 'seen': on Flower, only running"):
         start(place.strategy(), place.grid(model=Counting), 1, model=Counting)
+
+
+def test_a_client_that_computes_other_bits_receives_the_whole_state(place, monkeypatch):
+    """As on another kind of processor, where the gradient of a sample can differ."""
+    algorithm = algorithms.e3sfc(sample_steps=1, local_steps=1)
+    strategy, grid = place.strategy(algorithm), place.grid(algorithm)
+    computed = flower_client.apply_broadcast
+
+    def other_bits(algorithm, context, state, parts):
+        after, clamped = computed(algorithm, context, state, parts)
+        return after.replace(w=after.w * (1 + 2**-23)), clamped
+
+    monkeypatch.setattr(flower_client, "apply_broadcast", other_bits)
+    start(strategy, grid, 3)
+    assert [record["clients"] for record in place.history()] == [5, 5, 5]
+    assert {tuple(node.kinds) for node in grid.nodes.values()} == {
+        ("full", "delta", "full", "delta", "full")
+    }
 
 
 @pytest.mark.parametrize("wanted", [2, 5])

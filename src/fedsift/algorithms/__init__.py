@@ -12,6 +12,7 @@ with the pieces in ``compression.py``. To add a method, write its file, export i
 from fedsift.adam import AdamStep
 from fedsift.algorithms.compressed import compressed
 from fedsift.algorithms.decomfl import decomfl
+from fedsift.algorithms.e3sfc import e3sfc
 from fedsift.algorithms.efficient_adam import efficient_adam
 from fedsift.algorithms.fairness_top import fairness_top
 from fedsift.algorithms.fedadam import fedadam
@@ -104,6 +105,7 @@ __all__ = [
     "decomfl",
     "dense",
     "describe",
+    "e3sfc",
     "efficient_adam",
     "fairness_top",
     "fedadam",

@@ -100,7 +100,8 @@ def averaged(phase: Phase, layout: Layout) -> Phase:
         return (*received, *(part for part in parts if "b" in part.values))
 
     def broadcast(context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
-        message = phase.broadcast(context, without_buffers(mean), memory)
+        inner = with_values_of(context, context.state.b)
+        message = phase.broadcast(inner, without_buffers(mean), memory)
         parts, after = checked_message(message, memory, "broadcast")
         return (*parts, *dense({"b": mean.b[None]})), after
 
@@ -120,12 +121,17 @@ def averaged(phase: Phase, layout: Layout) -> Phase:
 
 
 def with_values_of(context: Context, b: Tensor) -> Context:
-    """Return a context whose gradient is computed with the given buffers."""
+    """Return a method's context, whose gradient is computed with the given buffers."""
 
     def gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return context.gradient(torch.cat([w, b]), x, y)[: context.d]
+        return context.gradient(torch.cat([w, b]), x, y)
 
-    return replace(context, gradient=gradient)
+    return replace(inner_context(context), gradient=gradient)
+
+
+def inner_context(context: Context) -> Context:
+    """Return what a method sees of a context."""
+    return replace(context, state=without_buffers(context.state))
 
 
 def clamp_variances(b: Tensor, layout: Layout) -> Tensor:
@@ -229,19 +235,19 @@ def kept(phase: Phase, own: OwnLayers) -> Phase:
     def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
         start, end = (own.erased(without_buffers(x)) for x in (update.start, update.end))
         inner = without_own(memory)
-        message = phase.send(context, LocalUpdate(start, end), inner)
+        message = phase.send(inner_context(context), LocalUpdate(start, end), inner)
         parts, after = checked_message(message, inner, "send")
         return parts, {**after, OWN: own.remember(update.end)}
 
     def receive(context: Context, state: State, parts: Parts) -> Parts:
-        return phase.receive(context, without_buffers(state), parts)
+        return phase.receive(inner_context(context), without_buffers(state), parts)
 
     def broadcast(context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
-        return phase.broadcast(context, without_buffers(mean), memory)
+        return phase.broadcast(inner_context(context), without_buffers(mean), memory)
 
     def apply(context: Context, state: State, received: State) -> State:
         before = without_buffers(state)
-        after = phase.apply(context, before, without_buffers(received))
+        after = phase.apply(inner_context(context), before, without_buffers(received))
         return joined(own.kept_from(before, after), state.b)
 
     return replace(

@@ -35,8 +35,8 @@ LossGradient = Callable[[Tensor, Tensor, Tensor], Tensor]
 def no_gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Fail, because there is no model that could compute a gradient."""
     raise ValueError(
-        "this method computes gradients outside the local steps, which needs the model: on Flower, "
-        "pass network=model to FedSift"
+        "this method computes gradients on the server, which needs the model: on Flower, pass "
+        "network=model to FedSift"
     )
 
 
@@ -44,7 +44,8 @@ def no_gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 class Context:
     """Information about the round that a method may use besides the tensors.
 
-    ``clients`` are the clients of the stack, and empty where the server acts for all.
+    ``clients`` are the clients of the stack, and empty where the server acts for all. ``state`` is
+    the global state ``(d,)`` at the start of the round.
     ``gradient(w, x, y)`` is the gradient ``(d,)`` of the task's loss at weights w ``(d,)``, with
     the model in evaluation mode. It can itself be differentiated with respect to x and y.
     ``merged_share`` is the share of all clients whose updates are in the mean, in ``broadcast``;
@@ -55,13 +56,15 @@ class Context:
     round: int
     seed: int
     clients: tuple[int, ...]
+    state: State = field(default_factory=State, repr=False, compare=False)
     gradient: LossGradient = field(default=no_gradient, repr=False, compare=False)
     merged_share: float = 0.0
 
     @classmethod
-    def of(cls, task: Task, round: int, clients: tuple[int, ...] = ()) -> Context:
-        """Return the context of a round of a task."""
-        return cls(task.layout, round, task.seed, clients, task.gradient)
+    def of(cls, task: Task, round: int, state: State, clients: tuple[int, ...] = ()) -> Context:
+        """Return the context of a round of a task that starts from the given state."""
+        gradient = task.gradient if task.has_model else no_gradient
+        return cls(task.layout, round, task.seed, clients, state, gradient)
 
     @property
     def d(self) -> int:
@@ -265,7 +268,9 @@ class Algorithm:
     of payloads and memories that do not have one number per parameter. ``weights`` are the clients'
     weights in the mean: ``"batch"``, their mini-batch sizes; ``"examples"``, their numbers of
     samples; or ``"equal"``. ``server_start`` are the values with which the server's memories start,
-    for those that do not start at zero.
+    for those that do not start at zero. With ``makes_samples``, the payload ``p`` is a synthetic
+    sample: the layout then has the shapes of an input and of its label, and the payload's bits are
+    added to those of ``Phase.paper_bits``.
     """
 
     phase: Callable[[int], Phase]
@@ -276,6 +281,7 @@ class Algorithm:
     lengths: Mapping[str, Length] = field(default_factory=dict)
     weights: Weights = "batch"
     server_start: Mapping[str, float] = field(default_factory=dict)
+    makes_samples: bool = False
     name: str = ""
     settings: Mapping[str, GivenSetting] = field(default_factory=dict)
 
@@ -298,6 +304,11 @@ class Algorithm:
         return layout.with_lengths(
             {name: n(layout) if callable(n) else n for name, n in self.lengths.items()}
         )
+
+    def paper_bits(self, phase: Phase, layout: Layout) -> float:
+        """Return the uplink per client in a round of a phase, in bits by the paper's formula."""
+        sample = Q * layout.length("p") if self.makes_samples else 0
+        return phase.paper_bits(layout.d) + sample
 
     def initial_state(self, layout: Layout, values: Tensor) -> State:
         """Return the state before round 1: the model's values, and zeros in all other vectors."""

@@ -44,7 +44,7 @@ def start_demo(
     with user_input():
         require_flower()
         values = merge_config_file(config_file, given)
-        path, _ = (values.pop(key, None) for key in ("out", "data_dir"))
+        path, _, port = (values.pop(key, None) for key in ("out", "data_dir", "metrics_port"))
         for key, value in fixed.items():
             if values.get(key, value) not in (value, DEFAULTS[key]):
                 raise ConfigError(f"{key} applies to simulations only: leave it out")
@@ -55,7 +55,7 @@ def start_demo(
         path = path or new_folder(f"flower-{config.algorithm}")
         folder = RunFolder.create_or_extend(path, config)
     command = command_text("deploy demo", {"config": config_file, **given, "out": path})
-    deploy_demo(config, folder, simulated.task.layout.d, command)
+    deploy_demo(config, folder, simulated.task.layout.d, command, port)
 
 
 def require_flower() -> None:
@@ -66,7 +66,9 @@ def require_flower() -> None:
         )
 
 
-def deploy_demo(config: RunConfig, folder: RunFolder, parameters: int, command: str) -> None:
+def deploy_demo(
+    config: RunConfig, folder: RunFolder, parameters: int, command: str, metrics_port: int | None
+) -> None:
     """Start the federation, train with progress output, and end every process.
 
     The command continues the run after an interruption.
@@ -79,7 +81,7 @@ def deploy_demo(config: RunConfig, folder: RunFolder, parameters: int, command: 
     preload = ["fedsift.flower.demo", *MODULES_OF_DATASETS.get(config.dataset, ())]
     federation = LocalFederation(folder.path / "federation", env, preload=preload)
     with explained_interruption(folder, command), exit_on_sigterm(), federation:
-        start_processes(federation, config, folder)
+        start_processes(federation, config, folder, metrics_port)
         wait_with_progress(federation, folder, config, parameters)
         statuses = federation.statuses()  # Flower's own exit code is 0 even for failed runs
     if statuses != [COMPLETED]:
@@ -88,7 +90,9 @@ def deploy_demo(config: RunConfig, folder: RunFolder, parameters: int, command: 
     print_path("report", folder.path / "report.html")
 
 
-def start_processes(federation: LocalFederation, config: RunConfig, folder: RunFolder) -> None:
+def start_processes(
+    federation: LocalFederation, config: RunConfig, folder: RunFolder, metrics_port: int | None
+) -> None:
     """Start a SuperNode for each client, then the run itself."""
     from fedsift.flower.demo import write_app
 
@@ -99,7 +103,7 @@ def start_processes(federation: LocalFederation, config: RunConfig, folder: RunF
     err.print(f"{config.clients} SuperNodes, each with a registered key")
     app = federation.folder / "app"
     shutil.rmtree(app, ignore_errors=True)
-    write_app(app, config, folder.path)
+    write_app(app, config, folder.path, metrics_port)
     federation.run(app)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedsift.cli.options import DEFAULTS, Config, DataDir, Method, Out, with_run_options
+from fedsift.cli.options import DEFAULTS, Config, DataDir, Json, Method, Out, with_run_options
 from fedsift.cli.user_settings import RunCommand
 
 DEMO: dict[str, Any] = {"clients": 3, "rounds": 5, "min_clients": 1}
@@ -29,6 +30,16 @@ def demo(
     config: Config = None,
     out: Out = None,
     data_dir: DataDir = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            min=1,
+            max=65535,
+            help="Serve metrics for Prometheus on this port of 127.0.0.1.",
+            show_default="none",
+        ),
+    ] = None,
     given: dict[str, Any],
 ) -> None:
     """Run a complete Flower federation on this machine: start it, train, and shut it down.
@@ -42,7 +53,28 @@ def demo(
     from fedsift.cli.demo import start_demo
 
     options = {"algorithm": algorithm, "out": out, "data_dir": data_dir, **given}
+    options["metrics_port"] = metrics_port
     start_demo(config, options, defaults=DEMO, fixed=DEPLOYED)
+
+
+@app.command()
+def status(
+    folder: Annotated[Path, typer.Argument(help="Run folder of the server.")],
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it every two seconds until the run ends.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show what a run on Flower is doing: its round, whom it waits for, and when it should end.
+
+    Reads the folder on the server's machine. The exit code is 0 while the run is in progress, and 3
+    if it has ended, finished or not.
+
+    Example: `fedsift deploy status runs/first --watch`
+    """
+    from fedsift.cli.status import show_status
+
+    raise typer.Exit(show_status(folder, watch, json))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

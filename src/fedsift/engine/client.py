@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -45,17 +44,6 @@ Batch = tuple[Tree, Tree, Tensor | None]
 """Inputs, labels, and the rows of them to use; None uses all."""
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread, which is faster for small operations and gives reproducible bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def train_client(task: Task, job: Job, client: int, steps: LocalTraining) -> ClientResult:
     """Run one client's round: local start, local steps, send."""
     phase, memory = job.phase, job.memory[client]
@@ -63,7 +51,7 @@ def train_client(task: Task, job: Job, client: int, steps: LocalTraining) -> Cli
     end, memory, loss = steps(task, replace(job, memory={client: memory}), client, start)
     if not all_finite(*end):
         raise diverged_client(client)
-    context = Context.of(task, job.round, (client,))
+    context = Context.of(task, job.round, job.state, (client,))
     try:
         sent = phase.send(context, LocalUpdate(start, end), memory)
         parts, new_memory = checked_message(sent, memory, "send")

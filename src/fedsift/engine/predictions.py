@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsift.engine.client import one_thread
 from fedsift.engine.scoring import chunk_of_test_set, class_axis, correct_labels, num_chunks
 from fedsift.task import Task
 from fedsift.task.samples import Tree, call_model
+from fedsift.task.threads import one_thread
 
 
 def outputs(task: Task, model: nn.Module) -> Iterator[tuple[Any, Tree]]:

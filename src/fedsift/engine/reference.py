@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from fedsift.engine.client import Trainer, one_thread
+from fedsift.engine.client import Trainer
 from fedsift.engine.contract import ClientResult, Job
 from fedsift.engine.scoring import Score, num_chunks, total_score
 from fedsift.task import Task
+from fedsift.task.threads import one_thread
 
 
 class Reference:

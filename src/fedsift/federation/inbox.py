@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedsift.algorithms.method import Memory
-from fedsift.codec.errors import FrameError
+from fedsift.codec.errors import FrameError, NotFiniteError
 from fedsift.codec.frame import Spec, encoded_size
 from fedsift.codec.limits import Limits
 from fedsift.codec.threads import Threads, finished
@@ -158,11 +158,11 @@ class Inbox:
         spec = replace(self.spec, client=reply.client)
         try:
             update, size = self._decoded(reply, spec)
-        except FrameError as problem:
+            merged = self.federation.merged_parts(self.job, (reply.client,), update)
+        except (FrameError, NotFiniteError) as problem:
             return Refused(reply.client, str(problem), self._size(reply, spec))
         memory = {reply.client: reply.memory} if isinstance(reply, ClientResult) else {}
         receipts = {reply.client: reply.receipt} if isinstance(reply, Received) else {}
-        merged = self.federation.merged_parts(self.job, (reply.client,), update)
         norms = self.bound.norms_of(merged)
         return Arrival([spec], update, merged, [size], [reply.loss], memory, receipts, norms)
 

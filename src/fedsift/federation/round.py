@@ -190,7 +190,8 @@ class Federation:
         broadcast in bytes, and how many coordinates of V were clamped to zero.
         """
         share = inbox.merged / len(self.task.clients)
-        context = replace(Context.of(self.task, snapshot.round), merged_share=share)
+        context = Context.of(self.task, snapshot.round, snapshot.state)
+        context = replace(context, merged_share=share)
         try:
             mean = self.mean_update(inbox, snapshot.round)
             message = phase.broadcast(context, mean, snapshot.server_memory)
@@ -260,7 +261,7 @@ class Federation:
 
     def merged_parts(self, job: Job, clients: tuple[int, ...], update: Update) -> Update:
         """Return what is merged of the uploads of some clients."""
-        context = Context.of(self.task, job.round, clients)
+        context = Context.of(self.task, job.round, job.state, clients)
         parts = job.phase.receive(context, job.state, update.parts)
         if self.privacy:
             parts = self.privacy.clipped(parts)
@@ -334,7 +335,7 @@ class Federation:
     ) -> Traffic:
         """Add a round's traffic: the mean upload over all clients, and the broadcast to each."""
         clients = len(self.task.clients)
-        bits = phase.paper_bits(self.task.layout.d) * inbox.sent / clients
+        bits = self.algorithm.paper_bits(phase, self.task.layout) * inbox.sent / clients
         return Traffic(
             before.uplink_bits_paper + bits,
             before.uplink_bytes + inbox.size / clients,

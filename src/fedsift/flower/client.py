@@ -37,7 +37,7 @@ from fedsift.algorithms.method import (
 from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, decode, encode, state_hash
 from fedsift.codec.limits import Limits
-from fedsift.engine.client import LocalTraining, Trained, local_steps, one_thread, train_client
+from fedsift.engine.client import LocalTraining, Trained, local_steps, train_client
 from fedsift.engine.contract import Job
 from fedsift.errors import require_choice
 from fedsift.federation.round import apply_broadcast, run_id
@@ -53,7 +53,9 @@ from fedsift.task import (
     check_task,
     statistics_of,
 )
-from fedsift.task.samples import DatasetItems, as_data, size_of
+from fedsift.task.samples import Data, DatasetItems, as_data, size_of
+from fedsift.task.synthetic import sample_shapes_of
+from fedsift.task.threads import one_thread
 from fedsift.vector import Layout, State
 
 AppConfig = dict[str, bool | float | int | str]
@@ -155,12 +157,16 @@ class ClientTrainer:
         is_frozen = self.buffers == "frozen"
         layout = Layout.of(model).with_buffers(model, () if is_frozen else statistics_of(model))
         algorithm = with_buffers(algorithm, layout, self.buffers)
-        layout = algorithm.layout_for(layout)
-        check_request(request, algorithm, layout)
         task = Task(
             model, self.loss, RemoteClients(clients, {}), None, request.batch_size or None,
             request.seed, layout, self.transform, is_frozen=is_frozen,
         )  # fmt: skip
+        if algorithm.makes_samples:
+            shapes = sample_shapes_of(replace(task, clients=[self.local_data(task, client)]))
+            layout = layout.with_sample_shapes(shapes)
+        layout = algorithm.layout_for(layout)
+        check_request(request, algorithm, layout)
+        task = replace(task, layout=layout)
         store = ClientStore(self.folder() / request.run.hex() / f"client-{client}")
         stored = store.load(layout)
         state = updated_state(request, algorithm, task, stored.state)
@@ -170,13 +176,18 @@ class ClientTrainer:
         if client not in request.cohort:
             store.save(layout, stored)
             return TrainReply(client, "absent")
-        local = as_data("the client", self.load_data(client, clients), "cpu", layout.dtype)
+        local = self.local_data(task, client)
         task = replace(task, clients=RemoteClients(clients, {client: local}))
         if self.train is None:
             check_other_buffers(replace(task, clients=[local]))
         loss, frame, stored = train_and_encode(request, algorithm, task, client, stored, steps)
         store.save(layout, stored)
         return TrainReply(client, "update", loss, size_of(local), frame=frame)
+
+    def local_data(self, task: Task, client: int) -> Data:
+        """Return a client's data."""
+        given = self.load_data(client, len(task.clients))
+        return as_data("the client", given, "cpu", task.layout.dtype)
 
     def make_algorithm(self, config: AppConfig) -> Algorithm:
         """Return the algorithm, made from the app's run config if it is given as a function."""
@@ -286,15 +297,15 @@ def check_request(request: TrainRequest, algorithm: Algorithm, layout: Layout) -
     seed, batch_size = request.seed, request.batch_size or None
     if request.run != run_id(layout, algorithm, seed, batch_size, request.weights):
         raise ValueError(
-            "the server's model has different parameters than this client's, or another setting "
-            "buffers: pass fedsift.flower.arrays_of(model) to the server"
+            "the server's model has different parameters than this client's, another setting "
+            "buffers, or another input_shape: pass fedsift.flower.arrays_of(model) to the server"
         )
 
 
 def updated_state(
     request: TrainRequest, algorithm: Algorithm, task: Task, stored: State | None
 ) -> State | None:
-    """Return the global state of a request; None if its delta does not fit the stored state."""
+    """Return the global state of a request; None if its delta does not lead to it."""
     name, before, layout = algorithm.name, request.round - 1, task.layout
     limits = Limits(run=request.run, round=before, algorithm=name, max_abs=float("inf"))
     if request.kind == "full":
@@ -309,7 +320,14 @@ def updated_state(
             delta = decode(request.frame, layout, replace(limits, base=base))
         except FrameError:
             return None
-        state, _ = apply_broadcast(algorithm, Context.of(task, before), stored, delta.parts)
+        context = Context.of(task, before, stored)
+        state, _ = apply_broadcast(algorithm, context, stored, delta.parts)
+        if state_hash(state) != request.state:
+            log(
+                WARNING,
+                "this machine computes other bits than the server",
+            )
+            return None
     if state_hash(state) != request.state:
         raise FrameError("the received state does not have the hash that the server announced")
     return state

@@ -18,9 +18,13 @@ from fedsift.task.samples import TensorPair
 TIMEOUT_SECONDS = 600.0
 
 
-def write_app(folder: Path, config: RunConfig, out: Path) -> None:
+METRICS_PORT = "metrics-port"
+"""The key of the app's configuration for a port that serves metrics; 0 for none."""
+
+
+def write_app(folder: Path, config: RunConfig, out: Path, metrics_port: int | None = None) -> None:
     """Write the three files of the app, which Flower packs and sends to every node."""
-    settings = {**config.flat(), "out": str(out.absolute())}
+    settings = {**config.flat(), "out": str(out.absolute()), METRICS_PORT: metrics_port or 0}
     project: dict[str, Any] = {
         "project": {"name": "fedsift-demo", "version": "1.0.0", "dependencies": []},
         "tool": {"flwr": {"app": {
@@ -38,7 +42,8 @@ def write_app(folder: Path, config: RunConfig, out: Path) -> None:
 
 def config_of(context: Context) -> RunConfig:
     """Return the run's configuration from that of the app."""
-    values = {key: value for key, value in context.run_config.items() if key != "out"}
+    others = ("out", METRICS_PORT)
+    values = {key: value for key, value in context.run_config.items() if key not in others}
     return RunConfig.from_values(values)
 
 
@@ -78,6 +83,7 @@ def server() -> ServerApp:
             buffers=config.buffers,
             keep_checkpoints=config.keep_checkpoints,
             seed=config.seed,
+            metrics_port=int(context.run_config.get(METRICS_PORT, 0)) or None,
             dataset=config.dataset,
             model=config.model,
             partition=config.partition,

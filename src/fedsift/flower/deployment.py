@@ -59,7 +59,7 @@ class Deployment(Federation):
         """Return the shape of every correct upload of a round, by sending an update of zeros."""
         zeros = job.state.map(lambda x: torch.zeros_like(x)[None])
         memory = zero_memory(self.algorithm.client_memory, self.task.layout, job.state.w)
-        context = Context.of(self.task, job.round, (0,))
+        context = Context.of(self.task, job.round, job.state, (0,))
         parts, _ = job.phase.send(context, LocalUpdate(zeros, zeros), memory)
         return shape_of(Update(parts, (1.0,)))
 

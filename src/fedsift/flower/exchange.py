@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from logging import INFO
 
 from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
 from fedsift.engine.contract import Missing, Received
 from fedsift.errors import TooFewClients
@@ -17,18 +15,19 @@ from fedsift.flower.protocol import MalformedReply, TrainReply, printable
 from fedsift.flower.pull import Pull, pull_function
 from fedsift.flower.requests import NodeStatus, RoundRequests
 from fedsift.flower.store import receipt_of
+from fedsift.flower.watch import RunWatch
 
 POLL_SECONDS = 0.5
 """Seconds between two queries to the SuperLink."""
 
 
-def wait_for_nodes(grid: Grid, wanted: int, needed: int, seconds: float) -> list[int]:
+def wait_for_nodes(
+    grid: Grid, wanted: int, needed: int, seconds: float, watch: RunWatch
+) -> list[int]:
     """Wait for ``wanted`` nodes and return them; at the timeout, accept at least ``needed``."""
-    deadline, logged = time.monotonic() + seconds, -1
+    deadline = time.monotonic() + seconds
     while len(nodes := sorted(grid.get_node_ids())) < wanted and time.monotonic() < deadline:
-        if len(nodes) != logged:
-            logged = len(nodes)
-            log(INFO, "waiting up to %g s: %s of %s SuperNodes connected", seconds, logged, wanted)
+        watch.waiting_for_nodes(len(nodes), wanted, deadline)
         time.sleep(POLL_SECONDS)
     if len(nodes) < needed:
         raise TooFewClients(
@@ -50,6 +49,7 @@ class Exchange:
 
     grid: Grid
     requests: RoundRequests
+    watch: RunWatch
     recipients: dict[str, int] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
     problems: dict[int, str] = field(default_factory=dict)
@@ -71,9 +71,27 @@ class Exchange:
             for id in [id for id in self.recipients if id in self.unanswered]:
                 if (reply := self.pull_reply(id)) is not None:
                     yield reply
+            self.report_progress(deadline)
             if is_last:
                 return
             time.sleep(POLL_SECONDS if self.unanswered else 0)
+
+    def report_progress(self, deadline: float) -> None:
+        """Tell the run's watch which clients have answered and which have not."""
+        waiting_for = {self.recipients[id] for id in self.unanswered}
+        answered = set(self.recipients.values()) - waiting_for - self.problems.keys()
+        self.watch.waiting_for_replies(
+            sorted(map(self.name_of_node, answered)),
+            sorted(map(self.name_of_node, waiting_for)),
+            {self.name_of_node(node): why for node, why in self.problems.items()},
+            deadline,
+        )
+
+    def name_of_node(self, node: int) -> str:
+        """Return a node's client, or the node itself as long as its client is not known."""
+        status = self.requests.nodes.get(node)
+        known = status is not None and status.client is not None
+        return f"client {status.client}" if status and known else f"node {node}"
 
     def pull_reply(self, id: str) -> Message | None:
         """Return the reply to a message, or None if it has not arrived or is malformed."""

@@ -17,7 +17,9 @@ from fedsift.flower.arrays import arrays_from_vector
 from fedsift.flower.deployment import Deployment
 from fedsift.flower.engine import RemoteEngine
 from fedsift.flower.exchange import Exchange, wait_for_nodes
+from fedsift.flower.metrics import metrics_text
 from fedsift.flower.requests import NodeStatus, RoundRequests
+from fedsift.flower.watch import RunWatch
 from fedsift.report.html import report_on
 from fedsift.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedsift.runs.config import Config
@@ -47,6 +49,10 @@ class DeployedRun:
     timeout: float
     wait: float
     nodes: dict[int, NodeStatus] = field(default_factory=dict)
+    watch: RunWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = RunWatch(self.folder, self.config.rounds, self.history)
 
     @classmethod
     def restore(
@@ -86,12 +92,12 @@ class DeployedRun:
         """Wait for enough nodes, and return the messages to send."""
         needed = max(1, self.federation.min_clients)
         wanted = needed if self.nodes else len(self.federation.task.clients)
-        connected = wait_for_nodes(grid, wanted, needed, self.wait)
+        connected = wait_for_nodes(grid, wanted, needed, self.wait, self.watch)
         requests = RoundRequests(
             self.federation, self.snapshot, self.nodes, self.timeout, config,
             memories=1 + self.config.keep_checkpoints,
         )  # fmt: skip
-        self.engine.exchange = Exchange(grid, requests)
+        self.engine.exchange = Exchange(grid, requests, self.watch)
         return [requests.message_to(node) for node in connected if requests.is_needed(node)]
 
     def merge_replies(self, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
@@ -103,20 +109,24 @@ class DeployedRun:
         self.checkpoint = Checkpoint(snapshot, float(record["seconds"]))
         append_round(self.folder, record, self.uploads.finish_round(round))
         save_checkpoint(self.folder, self.checkpoint, self.federation, self.config)
+        self.watch.round_finished(record, self.history[-1] if self.history else None)
         self.history.append(record)
         log_round(record)
         metrics = MetricRecord()
         metrics.update({k: v for k, v in record.items() if isinstance(v, int | float)})
         return self.result.arrays, metrics
 
+    def metrics(self) -> str:
+        """Return the run's metrics in Prometheus' text format."""
+        return metrics_text(self.watch.status, self.history, len(self.federation.task.clients))
+
     def finish(self) -> None:
         """Write the model, the summary and the report."""
         save_model(self.folder, self.federation, self.snapshot)
         summary = run_summary(self.folder.config(), self.federation, self.history)
         self.folder.write_summary(summary)
-        report = self.folder.path / "report.html"
-        report_on([self.folder.path], report)
-        log(INFO, "report: %s", report.absolute())
+        report_on([self.folder.path], self.folder.report_file)
+        log(INFO, "report: %s", self.folder.report_file.absolute())
 
 
 def log_round(record: Record) -> None:

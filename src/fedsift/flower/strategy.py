@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Sequence
 from logging import INFO
 from pathlib import Path
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -22,10 +24,12 @@ from fedsift.federation.round import MAX_SAMPLES
 from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.deployment import Deployment
 from fedsift.flower.engine import EvaluateFn, RemoteEngine
+from fedsift.flower.metrics import check_metrics_port, metrics_server
 from fedsift.flower.run import DeployedRun
 from fedsift.runs.config import KEEP_CHECKPOINTS, RunConfig, check_keep_checkpoints
 from fedsift.runs.folder import RunFolder
-from fedsift.task import RemoteClients, Task, Weights, check_weights
+from fedsift.task import Loss, RemoteClients, Task, Weights, check_weights
+from fedsift.task.synthetic import output_shape
 from fedsift.vector import Layout
 
 
@@ -62,6 +66,14 @@ class FedSift(Strategy):
     buffers
         What happens to running statistics, such as those of batch normalization: ``"average"``,
         ``"local"`` or ``"frozen"``, as in :func:`fedsift.simulate`. The clients must use the same.
+    network
+        The model, for methods whose server computes gradients, such as ``e3sfc``. It must be the
+        clients' model. Server and clients must compute the same bits, which needs the same version
+        of PyTorch and the same kind of processor.
+    input_shape
+        The shape of one input, such as ``(3, 32, 32)``, for methods that synthesize samples.
+    loss
+        The clients' loss, for methods whose server computes gradients.
     keep_checkpoints
         Number of checkpoints that the folder keeps, for ``fedsift rollback``.
     enough
@@ -71,6 +83,8 @@ class FedSift(Strategy):
         before later rounds.
     seed
         Seed of cohorts and mini-batches.
+    metrics_port
+        Serve metrics for Prometheus at ``http://127.0.0.1:PORT/metrics``. None serves none.
     dataset, model, partition, theta
         Descriptions for the run's summary and report. Like all settings, they must not change when
         a run is continued.
@@ -90,10 +104,14 @@ class FedSift(Strategy):
         min_clients: int = 1,
         max_norm_ratio: float | None = MAX_NORM_RATIO,
         buffers: str = "average",
+        network: nn.Module | None = None,
+        input_shape: Sequence[int] | None = None,
+        loss: Loss = nn.functional.cross_entropy,
         keep_checkpoints: int = KEEP_CHECKPOINTS,
         enough: int | None = None,
         wait: float = 300.0,
         seed: int = 0,
+        metrics_port: int | None = None,
         dataset: str = "your own",
         model: str = "your own",
         partition: str = "by node",
@@ -109,8 +127,14 @@ class FedSift(Strategy):
         check_max_norm_ratio(max_norm_ratio)
         check_weights(weights)
         check_keep_checkpoints(keep_checkpoints)
+        check_metrics_port(metrics_port)
         require_choice("buffers", buffers, BUFFERS)
         require_own_rounds(algorithm)
+        if algorithm.makes_samples and (network is None or input_shape is None):
+            raise ValueError(
+                f"the server of {algorithm.name} computes gradients of synthetic samples: pass "
+                "network=model, input_shape=(...) and, unless it is cross-entropy, loss="
+            )
         if enough is not None and not max(1, min_clients) <= enough <= clients:
             least = max(1, min_clients)
             raise ValueError(f"enough must be from {least} to {clients}, or None, got {enough}")
@@ -119,7 +143,8 @@ class FedSift(Strategy):
         self.seed, self.participation = seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
         self.max_norm_ratio, self.buffers = float(max_norm_ratio or 0), buffers
-        self.keep_checkpoints = keep_checkpoints
+        self.network, self.input_shape, self.loss = network, input_shape, loss
+        self.keep_checkpoints, self.metrics_port = keep_checkpoints, metrics_port
         self.path, self.dataset, self.model = Path(folder), dataset, model
         self.partition, self.theta = partition, theta
         self.run: DeployedRun | None = None
@@ -159,17 +184,18 @@ class FedSift(Strategy):
         folder = RunFolder.create_or_extend(self.path, self.config(num_rounds))
         with folder.locked():
             run = self.run = self.restore_run(folder, layout, w, timeout, evaluate_fn)
-            if run.snapshot.round == 0:
-                run.engine.evaluate_arrays(0, initial_arrays)
-            while run.snapshot.round < num_rounds:
-                round = run.snapshot.round + 1
-                log(INFO, "[ROUND %s/%s]", round, num_rounds)
-                config, arrays = train_config or ConfigRecord(), run.result.arrays
-                messages = self.configure_train(round, arrays, config, grid)
-                replies = run.engine.current.replies(messages)
-                _, metrics = self.aggregate_train(round, replies)
-                run.result.train_metrics_clientapp[round] = metrics
-            run.finish()
+            with metrics_server(self.metrics_port, run.metrics), run.watch.until_end():
+                if run.snapshot.round == 0:
+                    run.engine.evaluate_arrays(0, initial_arrays)
+                while run.snapshot.round < num_rounds:
+                    round = run.snapshot.round + 1
+                    log(INFO, "[ROUND %s/%s]", round, num_rounds)
+                    config, arrays = train_config or ConfigRecord(), run.result.arrays
+                    messages = self.configure_train(round, arrays, config, grid)
+                    replies = run.engine.current.replies(messages)
+                    _, metrics = self.aggregate_train(round, replies)
+                    run.result.train_metrics_clientapp[round] = metrics
+                run.finish()
         return run.result
 
     def config(self, rounds: int) -> RunConfig:
@@ -204,13 +230,10 @@ class FedSift(Strategy):
         evaluate_fn: EvaluateFn | None,
     ) -> DeployedRun:
         """Return the run in the folder, ready for its next round."""
-        # The clients have the model and the data. The server knows only their layout and number.
-        loss, clients = nn.functional.cross_entropy, RemoteClients(self.clients, {})
         if self.buffers == "frozen":
             layout, w = layout.without_buffers(), layout.split(w)[0]
         algorithm = with_buffers(self.algorithm, layout, self.buffers)
-        layout = algorithm.layout_for(layout)
-        task = Task(nn.Module(), loss, clients, None, self.batch_size, self.seed, layout)
+        task = self.task(algorithm, layout)
         engine = RemoteEngine(evaluate_fn, self.enough, Result())
         federation = Deployment(
             task,
@@ -223,6 +246,18 @@ class FedSift(Strategy):
             weights=self.weights,
         )
         return DeployedRun.restore(folder, federation, engine, w, timeout, self.wait)
+
+    def task(self, algorithm: Algorithm, layout: Layout) -> Task:
+        """Return what is trained. The server knows the number of clients, but not their data."""
+        model = nn.Module() if self.network is None else copy.deepcopy(self.network)
+        if self.network is not None:
+            check_network(model, layout)
+        if self.input_shape is not None and algorithm.makes_samples:
+            zeros = torch.zeros(1, *self.input_shape, dtype=layout.dtype)
+            shapes = tuple(self.input_shape), output_shape(model, self.loss, zeros)
+            layout = layout.with_sample_shapes(shapes)
+        clients, layout = RemoteClients(self.clients, {}), algorithm.layout_for(layout)
+        return Task(model, self.loss, clients, None, self.batch_size, self.seed, layout)
 
     @property
     def current_run(self) -> DeployedRun:
@@ -252,3 +287,13 @@ class FedSift(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
         """Do nothing, as no client evaluates."""
+
+
+def check_network(network: nn.Module, layout: Layout) -> None:
+    """Raise ValueError unless a network has the parameters that are trained."""
+    own = Layout.of(network)
+    if (own.names, own.shapes, own.dtype) != (layout.names, layout.shapes, layout.dtype):
+        raise ValueError(
+            "network has other parameters than initial_arrays: pass "
+            "fedsift.flower.arrays_of(network) to start"
+        )

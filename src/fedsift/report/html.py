@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +31,30 @@ from fedsift.runs.disk import replace_file
 HERE = Path(__file__).parent
 
 
-def report_on(paths: Sequence[Path], out: Path) -> list[ReportedRun]:
+def report_on(
+    paths: Sequence[Path], out: Path, reload_seconds: float | None = None
+) -> list[ReportedRun]:
     """Write the report of every run in or below the given folders, and return its runs.
 
-    Of runs with the same settings and seed, only the longest is included.
+    Of runs with the same settings and seed, only the longest is included. The page reloads itself
+    every ``reload_seconds``, if they are given.
     """
     found = find_runs(paths)
     runs = longest_runs(read_run(path) for path in found)
     methods = list(dict.fromkeys(run.algorithm for run in runs))
     datasets = list(dict.fromkeys(str(run.setting("dataset")) for run in runs))
     subject = ", ".join(methods) if len(methods) <= 3 else f"{len(methods)} methods"
-    write_report(runs, out, f"{subject} on {', '.join(datasets)}", find_target(found))
+    write_report(runs, out, f"{subject} on {', '.join(datasets)}", find_target(found),
+                 reload_seconds)  # fmt: skip
     return runs
 
 
 def write_report(
-    runs: Sequence[ReportedRun], path: Path, title: str, target: float | None = None
+    runs: Sequence[ReportedRun],
+    path: Path,
+    title: str,
+    target: float | None = None,
+    reload_seconds: float | None = None,
 ) -> None:
     """Write the report of the given runs; without a target, choose an initial one."""
     from plotly.offline import get_plotlyjs
@@ -53,6 +62,8 @@ def write_report(
     sections = [section(comparison, n, target) for n, comparison in enumerate(arrange(runs))]
     page = template().render(
         title=title,
+        reload_seconds=reload_seconds,
+        written=f"{datetime.now():%H:%M:%S}",
         sections=sections,
         data=data_of(sections),
         environment=tables.environments(runs),

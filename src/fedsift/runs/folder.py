@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import shlex
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from fedsift.errors import ConfigError
 from fedsift.runs.config import MAY_CHANGE, Config, read_config
@@ -19,6 +20,8 @@ from fedsift.simulation import Record
 
 OTHER_FOLDER = "use another folder (on the command line: --out)"
 """The advice for a folder that is taken. A Flower app passes its folder to the strategy."""
+LOCK_ATTEMPTS = 3
+"""Attempts to lock a folder before it counts as used by another process."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,11 @@ class RunFolder:
     def summary_file(self) -> Path:
         """The whole run in one JSON object; exists once the run is finished."""
         return self.path / "summary.json"
+
+    @property
+    def status_file(self) -> Path:
+        """What a run on Flower is doing right now."""
+        return self.path / "status.json"
 
     @property
     def report_file(self) -> Path:
@@ -169,14 +177,30 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keep other processes from working in the folder."""
         with self.lock_file.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(f"another process is using {self.path}") from None
+            self._lock(file)
             try:
                 yield
             finally:
                 fcntl.flock(file, fcntl.LOCK_UN)  # forked processes also hold the open file
+
+    def _lock(self, file: TextIO) -> None:
+        for _ in range(LOCK_ATTEMPTS):
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            time.sleep(0.02)  # it may be is_in_use that holds the lock
+        raise ConfigError(f"another process is using {self.path}")
+
+    def is_in_use(self) -> bool:
+        """Whether a process is working in the folder."""
+        try:
+            with self.lock_file.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            pass
+        return False
 
     def config(self) -> Config:
         """Read the configuration."""

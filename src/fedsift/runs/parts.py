@@ -13,13 +13,13 @@ from torch.nn.functional import cross_entropy
 
 from fedsift.data import Dataset, load, partition_indices, split
 from fedsift.data.user_data import load_user_data
-from fedsift.engine.client import one_thread
 from fedsift.engine.client_tests import BY_CLASS
 from fedsift.errors import ConfigError
 from fedsift.models import build
 from fedsift.runs.config import RunConfig
 from fedsift.task import Loss
 from fedsift.task.samples import as_data, first_samples
+from fedsift.task.threads import one_thread
 from fedsift.task.user_code import import_function, is_user_code
 
 

@@ -15,8 +15,9 @@ from fedsift.runs.records import check_digest, rewind
 def rollback(path: str | Path, round: int) -> None:
     """Return the run in a folder to the end of a round whose checkpoint was kept.
 
-    The metrics of later rounds, the model, the summary and the report are removed. Continuing the
-    run then gives the same bits as the first time, unless its clients send something else.
+    The metrics of later rounds, the model, the summary, the status and the report are removed.
+    Continuing the run then gives the same bits as the first time, unless its clients send something
+    else.
 
     The checkpoint is replaced in one step, before anything that later rounds have written is
     dropped. If this is interrupted, the run continues either from its last round or from the given
@@ -29,7 +30,8 @@ def rollback(path: str | Path, round: int) -> None:
             known = ", ".join(map(str, kept)) or "none"
             raise ConfigError(f"{path} has no checkpoint of round {round}; it has: {known}")
         check_kept(folder, kept[round])
-        for file in (folder.summary_file, folder.model_file, folder.report_file):
+        described = (folder.summary_file, folder.model_file, folder.report_file, folder.status_file)
+        for file in described:
             file.unlink(missing_ok=True)
         replace_by_link(kept[round], folder.checkpoint_file)
         rewind(folder, round)

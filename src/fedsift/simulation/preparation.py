@@ -24,6 +24,7 @@ from fedsift.federation.round import Federation
 from fedsift.privacy.differential import DifferentialPrivacy, private_roles
 from fedsift.task import Loss, Transform, Weights, check_model, check_task, check_weights
 from fedsift.task.samples import as_data
+from fedsift.task.synthetic import sample_shapes_of
 from fedsift.vector import Layout
 
 
@@ -106,6 +107,8 @@ def prepare(
     )
     needs_gradient = algorithm.phase(1).points is None
     layout = layout.with_buffers(task.model, check_task(task, needs_gradient))
+    if algorithm.makes_samples:
+        layout = layout.with_sample_shapes(sample_shapes_of(task))
     algorithm = with_buffers(algorithm, layout, options.buffers)
     if options.privacy:
         private_roles(algorithm, options.privacy)

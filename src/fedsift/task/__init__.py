@@ -4,6 +4,8 @@
 - ``weights.py``: the clients' weights in the mean
 - ``samples.py``: a client's samples, in every format that is accepted
 - ``checks.py``: checks of a model and its data before training starts
+- ``synthetic.py``: the shapes of samples that a method synthesizes
+- ``threads.py``: the number of threads
 - ``user_code.py``: functions of the user's own modules
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from fedsift.task.samples import (
     Tree,
     device_of,
     leaves_of,
+    map_tree,
     model_arguments,
     num_samples,
     size_of,
     type_names,
 )
+from fedsift.task.threads import one_thread
 from fedsift.task.weights import Weights, weight_of
 from fedsift.vector import Layout
 
@@ -31,6 +34,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 NumSteps = int | Callable[[int, int], int]
 """The local steps per round: a number, or a function of a client's samples and batch size."""
 Transform = Callable[[Any], Any]
+
+
+ONE_GRADIENT = Lock()
+"""Held while a model has other parameters than its own, which threads must not see."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,11 @@ class Task:
     transform: Transform | None = None
     num_workers: int = 0
     is_frozen: bool = False
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the model is known, which a Flower server need not know."""
+        return type(self.model) is not nn.Module
 
     @property
     def device(self) -> torch.device:
@@ -155,18 +167,23 @@ class Task:
         return generator.random((steps, self.batch_of(client)))
 
     def gradient(self, w: Tensor, x: Tree, y: Tree) -> Tensor:
-        """Return the gradient of the loss on (x, y) at w: weights ``(d,)``, and buffers after them.
+        """Return the gradient ``(d,)`` of the loss on (x, y) at weights w ``(d,)``.
 
-        Without buffers in w, the model's own are used.
-        The model is in evaluation mode. If x or y requires gradients, the result can be
-        differentiated with respect to them.
+        If buffers follow the weights in w, they are used in place of the model's own. The model is
+        in evaluation mode. If x or y requires gradients, the result can be differentiated with
+        respect to them. It is computed on one thread, because the clients and the server of a
+        deployment must get the same bits.
         """
-        self.model.eval()
+        w, b = self.layout.split(w)
         point = w if w.requires_grad else w.detach().requires_grad_()
         is_differentiable = any(leaf.requires_grad for leaf in leaves_of((x, y)))
-        with torch.enable_grad():
-            named = self.layout.named(point)
-            output = functional_call(self.model, named, *model_arguments(x))
+        with ONE_GRADIENT, torch.enable_grad(), one_thread():
+            self.model.eval()
+            named = {**self.layout.unflatten(point), **self.layout.named_buffers(b)}
+            # The last bits of a product depend on where in memory its factors begin.
+            aligned = {name: value.clone() for name, value in named.items()}
+            x, y = map_tree(torch.clone, (x, y))
+            output = functional_call(self.model, aligned, *model_arguments(x))
             (gradient,) = torch.autograd.grad(
                 self.loss(output, y), point, create_graph=is_differentiable
             )

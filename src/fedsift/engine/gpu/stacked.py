@@ -104,7 +104,7 @@ class Stacked:
         is_finite = torch.stack([torch.isfinite(x).all(-1) for x in end]).all(0)
         if self.device.type != "cuda":
             check_finite(clients, is_finite)
-        context = Context.of(self.task, job.round, clients)
+        context = Context.of(self.task, job.round, job.state, clients)
         weights = tuple(self.task.weight(n, job.weights) for n in clients)
         try:
             sent = job.phase.send(context, LocalUpdate(start, end), memory)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedsift.algorithms.method import Algorithm, Memory
-from fedsift.engine.client import Trainer, one_thread
+from fedsift.engine.client import Trainer
 from fedsift.engine.contract import ClientResult, Engine, Job, Results
 from fedsift.engine.processes.messages import (
     FAILURES,
@@ -36,6 +36,7 @@ from fedsift.engine.processes.messages import (
 from fedsift.engine.scoring import Score, num_chunks, total_score
 from fedsift.errors import Diverged, WorkerDied
 from fedsift.task import Task
+from fedsift.task.threads import one_thread
 from fedsift.vector import State
 
 TIMEOUT = timedelta(minutes=15)

@@ -17,7 +17,7 @@ def main(grid, context):
     note(folder, "server")
     strategy = FedSift(
         make_algorithm(config), config["clients"], f"{folder}/run",
-        batch_size=BATCH, seed=SEED, wait=config["wait"],
+        batch_size=BATCH, seed=SEED, wait=config["wait"], metrics_port=config["metrics"] or None,
     )  # fmt: skip
 
     def evaluate(round, arrays):
