@@ -6,6 +6,7 @@ import os
 import pkgutil
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import click
@@ -102,8 +103,11 @@ def test_command_lines_in_the_documentation_parse(page, tmp_path, monkeypatch):
     """The methods of a module ``my_methods`` have the settings that the pages use."""
     (tmp_path / "my_methods.py").write_text("def __getattr__(name):\n    return lambda: None\n")
     monkeypatch.syspath_prepend(tmp_path)
-    for line in command_lines(page):
-        parse(shlex.split(line.partition(" > ")[0])[1:])  # without a redirection
+    try:
+        for line in command_lines(page):
+            parse(shlex.split(line.partition(" > ")[0])[1:])  # without a redirection
+    finally:
+        sys.modules.pop("my_methods", None)
 
 
 def parse(words: list[str]) -> None:

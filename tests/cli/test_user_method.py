@@ -57,6 +57,7 @@ def module(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_methods.py").write_text(MODULE)
+    forget()
     before = dict(METHODS)
     yield tmp_path / "my_methods.py"
     forget()
