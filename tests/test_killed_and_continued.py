@@ -58,7 +58,7 @@ def in_a_process_of_its_own(function):
 
 
 def kill(process, folder, lines, delay):
-    """Kill a process some time after it has written so many lines; False if it has ended before."""
+    """Kill a process after it has written this many lines; return False if it ended before."""
     metrics = folder / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= lines):
         if os.waitpid(process, os.WNOHANG)[0]:

@@ -98,7 +98,7 @@ def start(folder):
 
 
 def stop(process, folder, lines, with_signal, delay=0.0):
-    """Wait until the metrics have so many lines, then send a signal; give what was said."""
+    """Wait until the metrics have this many lines, send a signal, and return stderr."""
     end = time.monotonic() + 120
     metrics = folder / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= lines):

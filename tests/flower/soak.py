@@ -44,7 +44,7 @@ from fedsift.simulation import Options, prepare  # noqa: E402
 
 CLIENTS, ALGORITHM = 3, "sift"
 TIMEOUT = 15.0
-"""Seconds after which a round goes on without a client."""
+"""Seconds after which a round continues without a client."""
 CLIENT_FAULTS = {
     "raise": 4, "corrupt": 4, "round": 4, "nan": 4, "garbage": 4, "replay": 6,
     "clock 30": 3, "clock -30": 3, "clock 3600": 2, "clock -3600": 2, "pause": 4, "hang": 3,

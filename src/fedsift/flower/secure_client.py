@@ -44,7 +44,7 @@ SECURE_RECORD = "fedsift-secure"
 class SecureQuery:
     """A request of the server at a stage.
 
-    ``session`` is drawn anew by each process of the server. Keys are those of one session.
+    ``session`` is chosen at random when the server starts. Keys belong to one session.
     """
 
     run: bytes
