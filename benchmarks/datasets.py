@@ -4,18 +4,20 @@
 
 The same samples come as tensors, as a Dataset of tensors, as a Dataset of NumPy arrays, and as one
 with ``__getitems__``; none is augmented. Their rounds alternate on one thread, and the milliseconds
-per step are CPU time, so that other programs hardly matter. ``own_ms`` is what the Dataset itself
-takes to return 64 items. At last, items that take a millisecond of waiting each, with and without
-worker processes, in seconds of a round.
+per step are CPU time; other programs matter as far as they use the same caches, so the machine's
+load is recorded. ``ratio`` has the quartiles of the pairs of rounds, and ``own_ms`` is what the
+Dataset itself takes to return 64 items. At last, items that take a millisecond of waiting each,
+with and without worker processes, in seconds of a round.
 """
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 import numpy as np
 import torch
@@ -103,7 +105,8 @@ def compare(model: str, repeats: int) -> list[dict[str, object]]:
     rows = []
     for name, client in clients.items():
         ratios = [a / b for a, b in zip(times[name], times["tensors"], strict=True)]
-        row = {"model": model, "client": name, "ms": median(times[name]), "ratio": median(ratios)}
+        quartiles = quantiles(ratios, method="inclusive")
+        row = {"model": model, "client": name, "ms": median(times[name]), "ratio": quartiles}
         rows.append({**row, "own_ms": 0.0 if name == "tensors" else own_ms(client)})
         print(rows[-1], flush=True)
     return rows
@@ -136,9 +139,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    before = os.getloadavg()[0]
     found = {
         "steps": [row for model in MODELS for row in compare(model, given.repeats)],
         "waiting": [with_workers(workers) for workers in (0, 1, 2, 4)],
+        "load": {"before": before, "after": os.getloadavg()[0], "cores": os.cpu_count()},
         "environment": environment_on("cpu"),
     }
     if given.out:

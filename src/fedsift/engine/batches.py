@@ -16,7 +16,7 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from fedsift.seeding import torch_seed
+from fedsift.seeding import torch_seed, torch_seeds
 from fedsift.task import NumSteps, Task
 from fedsift.task.samples import (
     DatasetItems,
@@ -25,8 +25,7 @@ from fedsift.task.samples import (
     leaves_of,
     map_tree,
     restored_random,
-    seed_numpy_and_python,
-    seeded_torch,
+    seed_generators,
     select_rows,
     to_device,
 )
@@ -40,6 +39,7 @@ class LiveBatches:
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        keep_freed_memory()
 
     def of_clients(self, round: int, clients: Sequence[int], steps: NumSteps) -> Iterator[Pair]:
         """Yield the batch of each client for the first step, then those for the next.
@@ -51,14 +51,23 @@ class LiveBatches:
         places = [
             (min(step, last[n]), n) for step in range(1 + max(last.values())) for n in clients
         ]
-        fetched = self._fetch(
-            (n, rows[n][step], torch_seed(self.task.seed, "items", round, n, step))
-            for step, n in places
-            if isinstance(self.task.clients[n], DatasetItems)
-        )
+        fetched = self._fetch(self._keys(round, rows, places))
         batches = (self._batch(fetched, rows[n][step], round, n, step) for step, n in places)
-        while ahead := take(batches, 1 if self.task.num_workers else AHEAD):  # workers are ahead
+        number = 1 if self.task.num_workers else AHEAD  # workers are ahead by themselves
+        while ahead := take(batches, number, self.task.device):
             yield from ahead
+
+    def _keys(
+        self, round: int, rows: dict[int, list[list[int]]], places: Sequence[tuple[int, int]]
+    ) -> Iterator[Key]:
+        """Yield the keys of the batches that are fetched from Datasets."""
+        is_dataset = {n: isinstance(self.task.clients[n], DatasetItems) for n in rows}
+        seeds = {
+            n: torch_seeds(len(rows[n]), self.task.seed, "items", round, n)
+            for n in rows
+            if is_dataset[n]
+        }
+        return ((n, rows[n][step], seeds[n][step]) for step, n in places if is_dataset[n])
 
     def _batch(
         self, fetched: Iterator[Pair], rows: list[int], round: int, client: int, step: int
@@ -82,8 +91,8 @@ class LiveBatches:
         if self.task.transform is None:
             return x
         seed = torch_seed(self.task.seed, "transform", round, client, step)
-        with seeded_torch(seed, self.task.device), torch.no_grad():
-            seed_numpy_and_python(seed)
+        seed_generators(seed, self.task.device)
+        with torch.no_grad():
             return self.task.transformed(x)
 
     def _fetch(self, keys: Iterator[Key]) -> Iterator[Pair]:
@@ -104,7 +113,7 @@ BYTES_AHEAD = 32_000_000
 """No further batch is made ahead once they have this size."""
 
 
-def take(batches: Iterator[Pair], number: int) -> list[Pair]:
+def take(batches: Iterator[Pair], number: int, device: torch.device | None = None) -> list[Pair]:
     """Return the next batches, up to this many. The random generators are restored once.
 
     Restoring them takes longer than seeding them for each batch, and a processor that alternates
@@ -112,11 +121,20 @@ def take(batches: Iterator[Pair], number: int) -> list[Pair]:
     """
     taken: list[Pair] = []
     size = 0
-    with restored_random():
+    with restored_random(device):
         while len(taken) < number and size < BYTES_AHEAD and (batch := next(batches, None)):
             taken.append(batch)
             size += sum(leaf.nbytes for leaf in leaves_of(batch))
     return taken
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep the memory of batches for the next ones.
+
+    By default, glibc returns it to the system at once, and the page faults of each new batch take
+    longer than copying its samples. It keeps blocks up to the size of the largest one ever freed.
+    """
+    torch.empty(BYTES_AHEAD, dtype=torch.uint8)
 
 
 class KeyedBatches(Dataset[Pair]):
