@@ -87,7 +87,7 @@ def beyond(name: str, mibit: float) -> None:
     for label, choice in (("advised", Hyperparameters(**advised)), ("defaults", Hyperparameters())):
         local_task = make(name, SEEDS[0])
         federation = Federation(local_task, choice.method, Reference(local_task))
-        rounds = round(mibit / choice.mibit(local_task.layout.d))
+        rounds = round(mibit / choice.mibit(local_task.layout))
         history = [
             record for _, record in run_rounds(federation, federation.initial_snapshot(), rounds)
         ]

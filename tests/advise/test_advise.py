@@ -142,7 +142,7 @@ def test_the_rounds_fit_into_a_small_budget(curve, target):
 @pytest.mark.parametrize("budget", [0.0, -1.0, math.nan, math.inf, 1e-6])
 def test_a_meaningless_budget_is_refused(budget):
     with pytest.raises(ValueError, match="budget-mbit"):
-        initial_settings(27_430, budget)
+        initial_settings(Layout.of(nn.Linear(27_429, 1)), budget)
 
 
 def test_the_next_steps_name_settings_at_the_end_of_their_range():
@@ -195,7 +195,7 @@ def test_advice_on_a_real_task_is_complete_and_repeatable(task, monkeypatch):
 def test_advice_never_recommends_rounds_that_only_the_budget_justifies(task, target, monkeypatch):
     monkeypatch.setattr(calibration, "MAX_ROUNDS", 3)
     advice = advise(task, rounds=2, budget_mibit=50.0, target=target)
-    assert 50 / advice.choice.mibit(task.layout.d) > 1000
+    assert 50 / advice.choice.mibit(task.layout) > 1000
     assert advice.rounds <= MAX_EXTRAPOLATION * 3
 
 
@@ -206,6 +206,22 @@ def test_a_run_continues_where_it_stopped(task):
     halves.train(settings, lambda c: len(c) >= 2)
     halves.train(settings, lambda c: len(c) >= 4)
     assert halves.curves == whole.curves
+
+
+def test_running_statistics_are_trained_and_counted(task, monkeypatch):
+    monkeypatch.setattr(calibration, "MAX_ROUNDS", 2)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10))
+    model[2].running_mean += 100  # nobody learns with these statistics
+    given = replace(task, model=model, layout=Layout.of(model))
+    advice = advise(given, rounds=2, budget_mibit=5.0)
+    curves = {x.settings.algorithm: x for x in advice.tried}
+    assert set(curves) == {"fedadam-ssm", "sift"}
+    assert advice.target > 0.2
+    assert model[2].running_mean.min() > 99
+    buffers = given.layout.with_buffers(model, ["2.running_mean", "2.running_var"])
+    more = Hyperparameters().mibit(buffers) - Hyperparameters().mibit(given.layout)
+    assert more == pytest.approx(20 * 32 / 2**20)
 
 
 def test_defaults_that_diverge_are_reported(task):

@@ -19,7 +19,8 @@ from fedsift.federation.snapshot import Snapshot
 from fedsift.runs.compare import mibit
 from fedsift.runs.config import RunConfig
 from fedsift.simulation import Options, Record, engine_for, prepare, run_rounds
-from fedsift.task import check_no_statistics
+from fedsift.task import statistics_of
+from fedsift.vector import Layout
 
 MIN_ROUNDS = 5
 """Settings are considered only if the budget allows this many rounds."""
@@ -37,15 +38,11 @@ class CalibrationRuns:
         self.snapshots: dict[Hyperparameters, Snapshot] = {}
         self.curves: dict[Hyperparameters, Curve] = {}
 
-    @property
-    def d(self) -> int:
-        """Number of model parameters."""
-        return self.task.layout.d
-
     def train(self, settings: Hyperparameters, stop: Callable[[Curve], bool]) -> Curve:
         """Continue the run with these settings until ``stop`` is true or it diverges."""
-        method = settings.method
-        federation = Federation(self.task, method, engine_for(self.task, method, "fp32"))
+        method = settings.method_for(self.task.layout)
+        task = replace(self.task, layout=method.layout_for(self.task.layout))
+        federation = Federation(task, method, engine_for(task, method, "fp32"))
         curve = self.curves.setdefault(settings, [])
         snapshot = self.snapshots.get(settings) or federation.initial_snapshot()
         rounds = run_rounds(federation, snapshot, snapshot.round + MAX_ROUNDS)
@@ -70,7 +67,6 @@ def calibration_task(config: RunConfig) -> Task:
     ([576, 575], 287)
     """
     parts = held_out_parts(config)
-    check_no_statistics(parts.model, "advise")
     options = Options(
         batch_size=config.batch_size or None,
         participation=1.0,
@@ -136,7 +132,6 @@ def advise(
     Other settings are then compared by the uplink with which they reach the same accuracy.
     ``on_settings`` receives a line for all settings tried, ``on_round`` a line per round.
 
-    >>> from fedsift.vector import Layout
     >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> clients, model = [(x[:20], y[:20]), (x[20:], y[20:])], nn.Linear(2, 2)
@@ -148,15 +143,16 @@ def advise(
         raise ValueError(f"target must be in (0, 1), got {target}")
     if rounds < 1:
         raise ValueError(f"calibration-rounds must be at least 1, got {rounds}")
+    task = with_statistics(task)
     runs = CalibrationRuns(task, on_settings, on_round)
-    start = initial_settings(runs.d, budget_mibit)
+    start = initial_settings(task.layout, budget_mibit)
     enough, goal = (rounds, 1.0) if target is None else (MAX_ROUNDS, target)
     reference = list(runs.train(start, lambda c: len(c) >= enough or best_accuracy(c) >= goal))
     if not reference:
         raise Diverged("the paper's defaults diverged in the first round: nothing to compare with")
     accuracy = min(best_accuracy(reference), goal)
     search = CoordinateSearch(
-        runs.train, accuracy, MAX_ROUNDS, lambda x: is_affordable(x, runs.d, budget_mibit)
+        runs.train, accuracy, MAX_ROUNDS, lambda x: is_affordable(x, task.layout, budget_mibit)
     )
     best = search.compare_methods(search.run(start))
     on_settings(f"best: {best}; training continues to the uplink of the initial settings")
@@ -165,34 +161,43 @@ def advise(
     return _advice(runs, search, start, best, target, budget_mibit)
 
 
-def initial_settings(d: int, budget_mibit: float) -> Hyperparameters:
+def initial_settings(layout: Layout, budget_mibit: float) -> Hyperparameters:
     """Return the paper's defaults, with a smaller density if the budget requires it.
 
-    >>> initial_settings(21_840, 50.0)
+    >>> layout = Layout.of(nn.Linear(783, 28))
+    >>> initial_settings(layout, 50.0)
     Hyperparameters(local_steps=30, lr=0.001, density=0.05, algorithm='fedadam-ssm')
-    >>> initial_settings(21_840, 0.2).density
+    >>> initial_settings(layout, 0.2).density
     0.01
     """
     if not budget_mibit > 0 or not math.isfinite(budget_mibit):
         raise ValueError(f"budget-mbit must be a positive number, got {budget_mibit}")
     for density in sorted(CANDIDATES["density"], reverse=True):
         settings = replace(Hyperparameters(), density=density)
-        if is_affordable(settings, d, budget_mibit):
+        if is_affordable(settings, layout, budget_mibit):
             return settings
-    least = MIN_ROUNDS * settings.mibit(d)
+    least = MIN_ROUNDS * settings.mibit(layout)
     raise ValueError(
         f"budget-mbit must be at least {least:.3g} to allow {MIN_ROUNDS} rounds at density "
         f"{settings.density:g}, got {budget_mibit}"
     )
 
 
-def is_affordable(settings: Hyperparameters, d: int, budget_mibit: float) -> bool:
+def is_affordable(settings: Hyperparameters, layout: Layout, budget_mibit: float) -> bool:
     """Return whether the budget allows :data:`MIN_ROUNDS` rounds.
 
-    >>> is_affordable(Hyperparameters(), 21_840, 0.5), is_affordable(Hyperparameters(), 21_840, 50)
-    (False, True)
+    >>> layout = Layout.of(nn.Linear(783, 28))
+    >>> [is_affordable(Hyperparameters(), layout, budget) for budget in (0.5, 50)]
+    [False, True]
     """
-    return MIN_ROUNDS * settings.mibit(d) <= budget_mibit
+    return MIN_ROUNDS * settings.mibit(layout) <= budget_mibit
+
+
+def with_statistics(task: Task) -> Task:
+    """Return a task whose layout includes the running statistics of the model's layers."""
+    if task.layout.buffers is not None:
+        return task
+    return replace(task, layout=task.layout.with_buffers(task.model, statistics_of(task.model)))
 
 
 def _advice(
@@ -206,7 +211,7 @@ def _advice(
     curve, goal = runs.curves[best], target or search.accuracy
     forecast = Forecast.fit(curve)
     at_budget = None if forecast is None else forecast.accuracy(max(budget, curve[0].mibit))
-    rounds, why = recommended_rounds(curve, target, best.mibit(runs.d), budget)
+    rounds, why = recommended_rounds(curve, target, best.mibit(runs.task.layout), budget)
     return Advice(
         choice=best,
         rounds=rounds,

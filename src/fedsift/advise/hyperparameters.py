@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedsift.algorithms import Algorithm, find
+from fedsift.algorithms.buffers import with_buffers
 from fedsift.runs.compare import MIBIT
+from fedsift.vector import Layout
 
 
 @dataclass(frozen=True, order=True)
@@ -32,13 +34,18 @@ class Hyperparameters:
         make = find(self.algorithm)
         return make(local_steps=self.local_steps, lr=self.lr, density=self.density)
 
-    def mibit(self, d: int) -> float:
+    def method_for(self, layout: Layout) -> Algorithm:
+        """Return the method with these settings, which also averages a layout's buffers."""
+        return with_buffers(self.method, layout, "average")
+
+    def mibit(self, layout: Layout) -> float:
         """Return the uplink per client and round in Mibit, by the paper's formula.
 
-        >>> round(Hyperparameters().mibit(21_840), 3)
-        0.115
+        >>> from torch import nn
+        >>> round(Hyperparameters().mibit(Layout.of(nn.Linear(1023, 1024))), 3)
+        5.8
         """
-        return self.method.phase(1).paper_bits(d) / MIBIT
+        return self.method_for(layout).phase(1).paper_bits(layout.d) / MIBIT
 
 
 CANDIDATES: Mapping[str, tuple[float, ...]] = {

@@ -9,7 +9,7 @@
 - ``user_code.py``: functions of the user's own modules
 """
 
-from fedsift.task.checks import check_model, check_no_statistics, check_task, statistics_of
+from fedsift.task.checks import check_model, check_task, statistics_of
 from fedsift.task.samples import Data
 from fedsift.task.task import (
     Epochs,
@@ -37,7 +37,6 @@ __all__ = [
     "Weights",
     "all_finite",
     "check_model",
-    "check_no_statistics",
     "check_task",
     "check_weights",
     "has_hooks",

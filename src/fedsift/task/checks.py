@@ -53,22 +53,6 @@ def check_model(model: nn.Module) -> None:
             raise ValueError(f"the initial weights are not finite: {name!r} contains NaN or inf")
 
 
-def check_no_statistics(model: nn.Module, command: str) -> None:
-    """Raise ValueError if a model has layers with running statistics.
-
-    >>> check_no_statistics(nn.BatchNorm1d(2), "advise")
-    Traceback (most recent call last):
-    ...
-    ValueError: advise does not take models with running statistics (layer ''): use GroupNorm ...
-    """
-    for name, module in model.named_modules():
-        if has_statistics(module):
-            raise ValueError(
-                f"{command} does not take models with running statistics (layer {name!r}): "
-                "use GroupNorm or track_running_stats=False"
-            )
-
-
 def check_task(task: Task, needs_gradient: bool = True) -> tuple[str, ...]:
     """Check that the model and the loss can be computed on the data.
 
