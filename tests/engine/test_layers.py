@@ -24,7 +24,8 @@ from fedsift.engine.gpu.layers import (
     Window,
     cross_entropy,
 )
-from fedsift.engine.gpu.network import LAYERS, StackedNetwork, UnsupportedModel
+from fedsift.engine.gpu.network import LAYERS, StackedNetwork
+from fedsift.engine.gpu.unsupported import UnsupportedModel
 from fedsift.engine.gpu.weight import Weight
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

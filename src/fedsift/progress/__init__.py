@@ -2,6 +2,7 @@
 
 - ``text.py``: sizes, shares and times as text, and the line of a round
 - ``display.py``: the displays, and which of them is used
+- ``notices.py``: messages of the training itself
 - ``outcome.py``: a warning for a run that has learned nothing
 """
 

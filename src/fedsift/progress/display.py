@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedsift.progress.notices import notices
 from fedsift.progress.text import rejected_text, round_line, short_status
 
 Show = Callable[[Mapping[str, Any]], None]
@@ -54,7 +55,8 @@ def lines(name: str, rounds: int, file: TextIO | None = None) -> Iterator[Show]:
     def show(record: Mapping[str, Any]) -> None:
         print(round_line(name, record, rounds), file=file or sys.stderr, flush=True)
 
-    yield show
+    with notices():
+        yield show
 
 
 @contextmanager
@@ -68,7 +70,7 @@ def terminal_bar(name: str, rounds: int, finished: int, note: Note) -> Iterator[
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console) as progress, notices():
         task = progress.add_task(name, total=rounds, completed=finished, status="")
 
         def show(record: Mapping[str, Any]) -> None:
@@ -91,7 +93,8 @@ def notebook_bar(name: str, rounds: int) -> Iterator[Show]:
         text = round_line(name, record, rounds)
         handle.update(HTML(bar_html(text, record["round"], rounds)))
 
-    yield show
+    with notices():
+        yield show
 
 
 def bar_html(text: str, completed: int, rounds: int) -> str:

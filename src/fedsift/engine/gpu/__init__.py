@@ -3,7 +3,10 @@
 - ``stacked.py``: the engine :class:`~fedsift.engine.gpu.stacked.Stacked`
 - ``stacked_task.py``: the joined data of all clients, and the model's output
 - ``graph_step.py``: one local step of all clients as a CUDA graph
-- ``gradients.py``: three ways to compute the gradients of all clients
+- ``graph.py``: recording a CUDA graph
+- ``ways.py``: the ways to compute gradients or losses, and the choice of one by trying
+- ``gradients.py``: the gradients of all clients
+- ``losses.py``: the losses of all clients, for methods without gradients
 - ``network.py``: a model made of known layers, computed for all clients at once
 - ``layers.py``: these layers, as autograd functions
 - ``channels_last.py``: the memory layout of their parameters

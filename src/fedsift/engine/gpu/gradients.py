@@ -1,11 +1,12 @@
-"""Three ways to compute the gradients of all clients in a stack.
+"""Ways to compute the gradients of all clients in a stack; ``ways.py`` chooses one of them.
 
 - :class:`LayerGradients`, for models made of known layers: all clients at once, with one batched
   matrix product per layer.
-- :class:`VmapGradients`, for other models without convolutions, such as Transformers: PyTorch
-  batches their operations over the clients, if it can.
+- :class:`VmapGradients`, for other models without convolutions: PyTorch batches their operations
+  over the clients, if it can.
 - :class:`StreamGradients`, for all other models: each client's forward and backward pass runs on
   its own CUDA stream.
+- :class:`SingleGradients`, for models that no CUDA graph can record: one client after another.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 from torch.func import grad_and_value
 from torch.nn.functional import cross_entropy
 
+from fedsift.engine.gpu.graph import new_stream
 from fedsift.engine.gpu.stacked_task import StackedTask
+from fedsift.engine.gpu.unsupported import UnsupportedModel
 from fedsift.task import Loss, has_statistics
 from fedsift.task.samples import map_tree, select_rows
 from fedsift.vector import State
@@ -99,6 +102,19 @@ class LayerGradients:
         self.buffers.loss += losses.detach()
 
 
+def supported_network(task: StackedTask) -> StackedNetwork:
+    """Return the model for all clients at once; raise UnsupportedModel if there is none."""
+    found = task.network_or_reason
+    if isinstance(found, UnsupportedModel):
+        raise found
+    return found
+
+
+def layer_gradients(task: StackedTask, clients: int) -> LayerGradients:
+    """Return the gradients of all clients, layer by layer, if the model allows it."""
+    return LayerGradients(task, supported_network(task), clients)
+
+
 def client_losses(loss: Loss, output: Tensor, labels: Tensor) -> Tensor:
     """Return the loss of each client.
 
@@ -130,7 +146,15 @@ class FlatBuffers:
 
 
 class VmapGradients(FlatBuffers):
-    """All clients at once, with PyTorch's operations batched by ``torch.vmap``."""
+    """All clients at once, with PyTorch's operations batched by ``torch.vmap``.
+
+    Convolutions are refused because they are slow when batched. ``torch.vmap`` itself refuses
+    random operations, which must differ between clients.
+    """
+
+    def __init__(self, task: StackedTask, clients: int) -> None:
+        require_no_convolution(task.task.model)
+        super().__init__(task, clients)
 
     def compute(self, rows: Tensor) -> None:
         """Set the gradients to those of the given rows of the data, and add up the losses."""
@@ -149,52 +173,32 @@ class VmapGradients(FlatBuffers):
         buffers.b.copy_(b)
 
 
-def can_vmap(task: StackedTask, rows: Tensor) -> bool:
-    """Whether ``torch.vmap`` can batch the model over clients, tried with two of them.
+def require_no_convolution(model: nn.Module) -> None:
+    """Raise UnsupportedModel for a model with convolutions.
 
-    Convolutions are excluded because they are slow when batched. Random operations are excluded
-    because they must differ between clients.
+    >>> require_no_convolution(nn.Conv2d(1, 1, 1))
+    Traceback (most recent call last):
+    ...
+    fedsift.engine.gpu.unsupported.UnsupportedModel: convolutions are slow when batched
     """
-    if any(isinstance(module, nn.modules.conv._ConvNd) for module in task.task.model.modules()):
-        return False
-    try:
-        VmapGradients(task, 2).compute(rows[:1].expand(2, -1).contiguous())
-    except Exception:  # a forward pass may raise anything
-        return False
-    return True
+    if any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()):
+        raise UnsupportedModel("convolutions are slow when batched")
 
 
-class StreamGradients(FlatBuffers):
-    """One forward and backward pass per client, each on its own stream, for any model."""
-
-    def __init__(self, task: StackedTask, clients: int) -> None:
-        super().__init__(task, clients)
-        self.streams: list[torch.cuda.Stream] = []
-        if task.device.type == "cuda":
-            require_momentum(task.task.model)
-            self.streams = [new_stream() for _ in range(STREAMS)]
+class SingleGradients(FlatBuffers):
+    """One forward and backward pass per client, one after another, for any model."""
 
     def compute(self, rows: Tensor) -> None:
         """Set the gradients to those of the given rows of the data, and add up the losses."""
+        self.task.task.train_mode(self.task.task.model)
         for place in range(len(rows)):
-            with self._stream(place):
-                self._compute_client(place, rows[place])
-        for stream in self.streams:
-            torch.cuda.current_stream().wait_stream(stream)
+            self.compute_client(place, rows[place])
 
-    def _stream(self, place: int) -> AbstractContextManager[object]:
-        if not self.streams:
-            return ExitStack()
-        stream = self.streams[place % len(self.streams)]
-        stream.wait_stream(torch.cuda.current_stream())
-        return torch.cuda.stream(stream)
-
-    def _compute_client(self, place: int, rows: Tensor) -> None:
+    def compute_client(self, place: int, rows: Tensor) -> None:
         """Write one client's gradient and loss to its row of the buffers."""
-        task, w, b = self.task.task, self.buffers.x.w[place], self.buffers.b[place]
+        w, b = self.buffers.x.w[place], self.buffers.b[place]
         data, labels = select_rows(self.task.data, rows), select_rows(self.task.labels, rows)
         parameters = {n: p.detach().requires_grad_() for n, p in self.task.parameters(w).items()}
-        task.train_mode(task.model)
         loss, changed = self.task.training_loss(parameters, b, data, labels)
         gradients = torch.autograd.grad(
             loss, tuple(parameters.values()), allow_unused=True, materialize_grads=True
@@ -205,21 +209,38 @@ class StreamGradients(FlatBuffers):
         b.copy_(changed.detach())
 
 
+class StreamGradients(SingleGradients):
+    """One forward and backward pass per client, each on its own stream."""
+
+    def __init__(self, task: StackedTask, clients: int) -> None:
+        require_momentum(task.task.model)
+        super().__init__(task, clients)
+        self.streams = [new_stream() for _ in range(STREAMS)] if task.device.type == "cuda" else []
+
+    def compute(self, rows: Tensor) -> None:
+        """Set the gradients to those of the given rows of the data, and add up the losses."""
+        self.task.task.train_mode(self.task.task.model)
+        for place in range(len(rows)):
+            with self._stream(place):
+                self.compute_client(place, rows[place])
+        for stream in self.streams:
+            torch.cuda.current_stream().wait_stream(stream)
+
+    def _stream(self, place: int) -> AbstractContextManager[object]:
+        if not self.streams:
+            return ExitStack()
+        stream = self.streams[place % len(self.streams)]
+        stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(stream)
+
+
 def require_momentum(model: nn.Module) -> None:
     """Refuse layers whose running statistics need a number from the GPU, which a graph forbids.
 
     >>> require_momentum(nn.BatchNorm1d(2, momentum=None))
     Traceback (most recent call last):
     ...
-    ValueError: on a GPU, this model cannot have running statistics with momentum=None: ...
+    fedsift.engine.gpu.unsupported.UnsupportedModel: running statistics with momentum=None
     """
     if any(has_statistics(x) and getattr(x, "momentum", 0) is None for x in model.modules()):
-        raise ValueError(
-            "on a GPU, this model cannot have running statistics with momentum=None: set a "
-            "momentum, or train on the CPU"
-        )
-
-
-def new_stream() -> torch.cuda.Stream:
-    """Return a new stream of the current device."""
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        raise UnsupportedModel("running statistics with momentum=None")

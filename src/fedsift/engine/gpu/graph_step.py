@@ -12,21 +12,14 @@ from fedsift.algorithms.method import Memory, Phase, Step
 from fedsift.algorithms.step_context import StepContext
 from fedsift.engine.client import number_for
 from fedsift.engine.fused import fused, is_frozen, number_names, numbers_of, with_numbers
-from fedsift.engine.gpu.gradients import (
-    LayerGradients,
-    StackGradients,
-    StreamGradients,
-    VmapGradients,
-    can_vmap,
-    new_stream,
-)
+from fedsift.engine.gpu import graph
+from fedsift.engine.gpu.gradients import StackGradients
+from fedsift.engine.gpu.graph import Graph
 from fedsift.engine.gpu.losses import PointLosses
 from fedsift.engine.gpu.stacked_task import StackedTask
+from fedsift.engine.gpu.ways import GRADIENTS, LOSSES, Way, first_that_works
 from fedsift.task.samples import Tree
 from fedsift.vector import State
-
-WARM_UP_STEPS = 3
-"""Steps before the graph is captured: libraries initialize themselves in their first calls."""
 
 
 def graph_key(step: Step) -> Hashable:
@@ -46,10 +39,20 @@ def graph_key(step: Step) -> Hashable:
     return type(step), names, tuple(others.items())
 
 
+def consecutive_rows(clients: int, batch: int, device: torch.device) -> Tensor:
+    """Return the rows ``(clients, batch)`` of batches that lie end to end.
+
+    >>> consecutive_rows(2, 3, torch.device("cpu")).tolist()
+    [[0, 1, 2], [3, 4, 5]]
+    """
+    return torch.arange(clients * batch, device=device).view(clients, batch)
+
+
 class GraphStep:
     """A method's local step for a fixed number of clients and batch size.
 
-    ``is_masked`` steps leave some clients as they are.
+    ``rows`` ``(clients, batch)`` are the first batches, on which it is tried. ``is_masked`` steps
+    leave some clients as they are.
     """
 
     def __init__(
@@ -58,12 +61,11 @@ class GraphStep:
         phase: Phase,
         start: State,
         memory: Memory,
-        batch: int,
+        rows: Tensor,
         is_masked: bool = False,
     ) -> None:
-        clients, device = len(start.w), task.device
-        self.rows = torch.zeros(clients, batch, dtype=torch.int64, device=device)
-        self.is_active = torch.ones(clients, dtype=torch.bool, device=device) if is_masked else None
+        device, self.rows = task.device, rows.clone(memory_format=torch.contiguous_format)
+        self.is_active = torch.ones_like(rows[:, 0], dtype=torch.bool) if is_masked else None
         self.values = numbers_of(phase.step)
         self.numbers = torch.tensor(self.values, dtype=torch.float64, device=device)
         self.step, self.points = with_numbers(phase.step, self.numbers), phase.points
@@ -76,7 +78,8 @@ class GraphStep:
             lambda: self._pack_memory(self._memory_buffers()),
         )
         self.gradients: StackGradients | PointLosses
-        self.graph = self._prepare()
+        self.chosen = first_that_works(LOSSES if self.points else GRADIENTS, self._attempt)
+        self.graph = self.chosen.result
 
     @property
     def loss(self) -> Tensor:
@@ -88,17 +91,21 @@ class GraphStep:
         if (values := numbers_of(phase.step)) != self.values:
             self.numbers.copy_(torch.tensor(values, dtype=torch.float64))
             self.values = values
-        self.given = start, memory
-        buffers, context = self.gradients.buffers, self.context
-        self._pack_state(buffers.x)
-        if buffers.low_precision is not buffers.x.w:
-            buffers.low_precision.copy_(buffers.x.w)
-        buffers.loss.zero_()
+        self.given, context = (start, memory), self.context
+        self._load_start()
+        self.gradients.buffers.loss.zero_()
         context.restart(round)
         if context.was_read("start"):
             self._pack_state(context.start)
         if context.was_read("memory"):
             self._pack_memory(context.memory)
+
+    def _load_start(self) -> None:
+        """Copy the given state to the buffers."""
+        buffers = self.gradients.buffers
+        self._pack_state(buffers.x)
+        if buffers.low_precision is not buffers.x.w:
+            buffers.low_precision.copy_(buffers.x.w)
 
     def take(self, rows: Tensor, is_active: Tensor | None = None) -> None:
         """Take one step on the given rows of the data, with the active clients only."""
@@ -113,8 +120,8 @@ class GraphStep:
     def take_batch(self, x: Tree, y: Tree, is_active: Tensor | None = None) -> None:
         """Take one step on the clients' batches, given end to end, of a task of such batches."""
         self.task.load(x, y)
-        rows = torch.arange(self.rows.numel(), device=self.rows.device).view_as(self.rows)
-        self.take(rows, is_active)
+        clients, batch = self.rows.shape
+        self.take(consecutive_rows(clients, batch, self.rows.device), is_active)
 
     def end(self) -> tuple[State, Memory]:
         """Return copies of the clients' state and memory. The next stack overwrites the buffers."""
@@ -143,47 +150,33 @@ class GraphStep:
         return [*buffers.x, buffers.loss, *extra, *memory]
 
     def _take_all(self) -> None:
-        gradients, context = self.gradients, self.context
-        buffers = gradients.buffers
+        buffers, context = self.gradients.buffers, self.context
         context.advance()
-        if isinstance(gradients, PointLosses):
-            assert self.points is not None
-            observed = gradients.losses(self.points(buffers.x, context), self.rows)
-        else:
-            gradients.compute(self.rows)
-            observed = buffers.gradient
+        observed = self._observe()
         step = fused(self.step, buffers.gradient)
         step(buffers.x, observed, buffers.low_precision, context)
 
-    def _prepare(self) -> torch.cuda.CUDAGraph | None:
-        """Choose the fastest computation that the model allows, and return its graph."""
-        task, clients = self.task, len(self.rows)
-        if self.points is not None:
-            self.gradients = PointLosses(task, self.rows)
-            return self._capture() if self.rows.is_cuda else None
-        if task.network is not None:
-            from fedsift.engine.gpu.network import UnsupportedModel
+    def _observe(self) -> Tensor:
+        """Return the gradients or, for a method without them, the losses."""
+        gradients = self.gradients
+        if isinstance(gradients, PointLosses):
+            assert self.points is not None
+            return gradients.losses(self.points(gradients.buffers.x, self.context), self.rows)
+        gradients.compute(self.rows)
+        return gradients.buffers.gradient
 
-            try:
-                self.gradients = LayerGradients(task, task.network, clients)
-                return self._capture()
-            except UnsupportedModel:
-                self.context.forget()
-        kind = VmapGradients if can_vmap(task, self.rows) else StreamGradients
-        self.gradients = kind(task, clients)
-        return self._capture() if self.rows.is_cuda else None
-
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        stream = new_stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP_STEPS):
-                self._take()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._take()
-        return graph
+    def _attempt(self, way: Way) -> Graph | None:
+        """Prepare a way to compute gradients, and try it on the first batches."""
+        self.context.forget()
+        self.__dict__.pop("gradients", None)  # frees the memory of a way that has failed
+        self.gradients = way.prepare(self.task, len(self.rows))
+        self._load_start()
+        if not way.has_graph:
+            return None
+        if graph.can_capture(self.rows.device):
+            return graph.capture(self._take)
+        self._observe()
+        return None
 
     def _pack_state(self, buffers: State) -> State:
         for name, x in self.given[0].items():

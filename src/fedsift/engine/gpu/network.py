@@ -21,13 +21,10 @@ from fedsift.engine.gpu.layers import (
     StackedMaxPool,
     Window,
 )
+from fedsift.engine.gpu.unsupported import UnsupportedModel, reason_of
 from fedsift.engine.gpu.weight import Weight
 from fedsift.task import has_hooks
 from fedsift.vector import Layout
-
-
-class UnsupportedModel(Exception):
-    """The model has a layer, or a use of a layer, without a stacked counterpart."""
 
 
 class StackedNetwork:
@@ -45,7 +42,7 @@ class StackedNetwork:
         try:
             self.traced = fx.symbolic_trace(model)
         except Exception as problem:  # a forward pass may raise anything
-            raise UnsupportedModel(str(problem)) from None
+            raise UnsupportedModel(reason_of(problem)) from None
         self.modules = dict(self.traced.named_modules())
         nodes = self.traced.graph.nodes
         self.with_relu = {node.args[0] for node in nodes if self._is_fusible_relu(node)}

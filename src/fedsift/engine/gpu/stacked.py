@@ -7,6 +7,7 @@ graph, so it can be tested without a GPU.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -31,7 +32,7 @@ from fedsift.codec.update import Update
 from fedsift.engine.batches import LiveBatches, joined
 from fedsift.engine.client import diverged_client
 from fedsift.engine.contract import Job, Results
-from fedsift.engine.gpu.graph_step import GraphStep, graph_key
+from fedsift.engine.gpu.graph_step import GraphStep, consecutive_rows, graph_key
 from fedsift.engine.gpu.stacked_task import StackedTask
 from fedsift.engine.scoring import chunk_of_test_set, class_axis, correct_labels, num_labels
 from fedsift.errors import Diverged
@@ -50,6 +51,7 @@ from fedsift.task.samples import (
 )
 from fedsift.vector import State
 
+LOGGER = logging.getLogger("fedsift")
 IntArray = NDArray[np.int64]
 PRECISIONS = ("fp32", "tf32", "bf16")
 MAX_TEST_NUMBERS, MAX_TEST_SAMPLES = 6_000_000, 8000
@@ -80,6 +82,7 @@ class Stacked:
         self.staging: dict[torch.Size, PinnedBuffer] = {}
         self.steps: dict[tuple[Hashable, ...], GraphStep] = {}
         """The local step for each kind of step, number of clients and batch size."""
+        self.reported: set[str] = set()
 
     def train(self, job: Job) -> Iterator[Results]:
         """Yield the results of the cohort, stack by stack."""
@@ -222,12 +225,20 @@ class Stacked:
         key = kind, len(clients), batch, is_masked
         if key not in self.steps:
             self.steps = {k: v for k, v in self.steps.items() if k[0] == kind}
-            task = self.stacked_task
-            if isinstance(first, tuple):
-                x, y = map_tree(torch.clone, first)
+            task, rows = self.stacked_task, first
+            if isinstance(rows, tuple):
+                x, y = map_tree(torch.clone, rows)
                 task = replace(task, data=x, labels=y, is_live=True)
-            self.steps[key] = GraphStep(task, phase, start, memory, batch, is_masked)
+                rows = consecutive_rows(len(clients), batch, self.device)
+            self.steps[key] = GraphStep(task, phase, start, memory, rows, is_masked)
+            self._report(self.steps[key].chosen.line)
         return self.steps[key]
+
+    def _report(self, line: str) -> None:
+        """Log how the clients are trained, unless that is known."""
+        if line not in self.reported:
+            self.reported.add(line)
+            LOGGER.info(line)
 
     def _max_clients(self, batch: int) -> int:
         """Return how many clients' states and activations fit into half of the free memory."""

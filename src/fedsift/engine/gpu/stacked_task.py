@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from fedsift.engine.gpu.unsupported import UnsupportedModel
 from fedsift.engine.memory_format import is_callable_with
 from fedsift.selection.backend import can_use_triton
 from fedsift.task import Task
@@ -49,21 +50,28 @@ class StackedTask:
         if self.network is not None:
             self.network_data.copy_(self.to_network_format(self.data))
 
-    @cached_property
+    @property
     def network(self) -> StackedNetwork | None:
         """The model for all clients at once; None without a GPU or for an unsupported model."""
-        is_plain = isinstance(self.data, Tensor) and isinstance(self.labels, Tensor)
-        if not is_plain or not can_use_triton(self.data):
-            return None
+        found = self.network_or_reason
+        return None if isinstance(found, UnsupportedModel) else found
+
+    @cached_property
+    def network_or_reason(self) -> StackedNetwork | UnsupportedModel:
+        """The model for all clients at once, or why there is none."""
+        if not (isinstance(self.data, Tensor) and isinstance(self.labels, Tensor)):
+            return UnsupportedModel("its inputs or labels are not one tensor")
+        if not can_use_triton(self.data):
+            return UnsupportedModel("Triton needs a GPU")
         if self.task.layout.dtype != torch.float32:
-            return None
-        from fedsift.engine.gpu.network import StackedNetwork, UnsupportedModel  # need Triton
+            return UnsupportedModel(f"its parameters are {self.task.layout.dtype}")
+        from fedsift.engine.gpu.network import StackedNetwork  # needs Triton
 
         precision = PRODUCT_PRECISIONS[self.precision]
         try:
             return StackedNetwork(self.task.model, self.task.layout, precision, self.task.is_frozen)
-        except UnsupportedModel:
-            return None
+        except UnsupportedModel as problem:
+            return problem
 
     @cached_property
     def network_data(self) -> Tensor:
@@ -78,8 +86,6 @@ class StackedTask:
     def output(self, values: Tensor, data: Tree) -> Any:
         """Return the model's output in evaluation mode with the given weights and buffers."""
         if self.network is not None:
-            from fedsift.engine.gpu.network import UnsupportedModel
-
             try:
                 return self.network_output(self.network, values, data)
             except UnsupportedModel:
