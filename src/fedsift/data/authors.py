@@ -26,7 +26,7 @@ ROLE = re.compile(
     r"(?:([A-Z][A-Za-z' ]{0,30})\.|([A-Z][A-Z' ]{1,30}))[ \t]*\n"
 )
 """A role on a line of its own after an empty line: ``HAMLET``, ``Ham.`` or ``LADY MACBETH.``"""
-DIRECTION = re.compile(r"\[[^\]]*\]|_|^[ \t]+|[ \t]+$", re.MULTILINE)
+DIRECTION = re.compile(r"[ \t]*\[[^\]]*\]|_|^[ \t]+|[ \t]+$", re.MULTILINE)
 """What is removed from speeches: directions for the stage, marks of italics, indentation."""
 
 
@@ -86,20 +86,14 @@ def is_text(dataset: str) -> bool:
 
 def read_authors(dataset: str) -> Documents:
     """Read the texts of each author of a data set; refuse one without texts."""
+    path, read = data_folder() / dataset, AUTHORS.get(dataset, read_folder)
     if dataset.startswith(FOLDER):
-        path, read = Path(dataset.removeprefix(FOLDER)).expanduser(), read_folder
-    elif dataset in AUTHORS:
-        path, read = data_folder() / dataset, AUTHORS[dataset]
-    else:
+        path = Path(dataset.removeprefix(FOLDER)).expanduser()
+    elif dataset not in AUTHORS:
         raise ValueError(
             f"unknown text {dataset!r}; choose one of: {', '.join(AUTHORS)}, or {FOLDER}PATH for a "
             "folder with one .txt file per client"
         )
     if found := read(path):
         return found
-    hint = (
-        ""
-        if dataset.startswith(FOLDER)
-        else f"; the guide to language models says how to get {dataset}"
-    )
-    raise ValueError(f"there are no texts in {path}{hint}")
+    raise ValueError(f"there are no texts in {path}; the guide to language models describes them")

@@ -7,6 +7,7 @@ Adaptation of Large Language Models", ICLR 2022.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,9 @@ def add_adapters(base: Any, lora: LoRA) -> Any:
         task_type="CAUSAL_LM",
     )
     try:
-        return peft.get_peft_model(base, config)
+        with warnings.catch_warnings():  # of what peft uses of transformers
+            warnings.simplefilter("ignore", FutureWarning)
+            return peft.get_peft_model(base, config)
     except ValueError as problem:
         raise ConfigError(f"LoRA cannot be added: {str(problem).splitlines()[0]}") from None
 
@@ -84,7 +87,7 @@ def save_adapter(result: HasWeights, model: nn.Module, folder: str | Path) -> Pa
 
 def write_adapter(model: nn.Module, folder: str | Path) -> Path:
     """Write the adapters of a model, or the whole model without LoRA, to a folder."""
-    inner = getattr(model, "model", model)
+    inner: Any = getattr(model, "model", model)
     if not hasattr(inner, "save_pretrained"):
         raise ConfigError(
             "only models of fedsift.llm.load_model, transformers and peft have adapters"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,7 @@ class TokenStreams:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ClientText:
     """The blocks of one client for training, validation and testing, each with the next tokens."""
 
     train: TensorPair
@@ -87,7 +88,7 @@ class TextClients:
     """The blocks of each client, in the form that :func:`fedsift.simulate` takes."""
 
     names: tuple[str, ...]
-    parts: tuple[Parts, ...]
+    parts: tuple[ClientText, ...]
 
     @property
     def clients(self) -> list[TensorPair]:
@@ -158,7 +159,7 @@ def blocks(tokens: Tokens, length: int) -> TensorPair:
     return torch.from_numpy(x.copy()), torch.from_numpy(y.copy())
 
 
-def parts_of(name: str, found: TensorPair, validation: int) -> Parts:
+def parts_of(name: str, found: TensorPair, validation: int) -> ClientText:
     """Split the blocks of a client, with those for testing at the end."""
     x, y = found
     tested = min(MAX_TEST_BLOCKS, max(1, round(TEST_SHARE * len(x))))
@@ -168,9 +169,8 @@ def parts_of(name: str, found: TensorPair, validation: int) -> Parts:
             f"the text of {name!r} has {len(x)} blocks, too few to train and test on: choose fewer "
             "clients or a smaller block-length"
         )
-    edges = (0, train, train + validation, len(x))
-    cuts = [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]
-    return Parts(*((x[cut], y[cut]) for cut in cuts))
+    cuts = [slice(*pair) for pair in pairwise((0, train, train + validation, len(x)))]
+    return ClientText(*((x[cut], y[cut]) for cut in cuts))
 
 
 def joined(pairs: Sequence[TensorPair]) -> TensorPair:
