@@ -26,7 +26,7 @@ undefined: if the labels are not classes, one per argmax of the output."""
 
 CHUNK = 1000
 """Test samples per chunk. This bounds memory, and a fixed size keeps results reproducible."""
-TOKENS = 2048
+TOKENS = {"cpu": 1 << 11, "cuda": 1 << 14}
 """Tokens per chunk of a language model, whose output has a number per word of its vocabulary."""
 
 
@@ -34,7 +34,7 @@ def chunk_size(task: Task) -> int:
     """Return the number of test samples per chunk."""
     if task.test is None or not has_perplexity(task.loss):
         return CHUNK
-    return min(CHUNK, max(1, TOKENS // labels_per_sample(task.test)))
+    return min(CHUNK, max(1, TOKENS[task.device.type] // labels_per_sample(task.test)))
 
 
 def num_chunks(task: Task) -> int:

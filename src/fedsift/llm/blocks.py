@@ -35,7 +35,9 @@ class TokenStreams:
 
     def save(self, path: str | Path) -> None:
         """Write the tokens to a safetensors file, which :meth:`load` reads without a tokenizer."""
-        tensors = {f"{n:05d}": x.astype(np.int32) for n, x in enumerate(self.tokens)}
+        largest = max(int(x.max(initial=0)) for x in self.tokens)
+        kind = np.uint16 if largest < 1 << 16 else np.int32
+        tensors = {f"{n:05d}": x.astype(kind) for n, x in enumerate(self.tokens)}
         save_file(tensors, path, {"names": json.dumps(self.names)})
 
     @classmethod

@@ -44,6 +44,11 @@ class CausalLM(nn.Module):
         super().__init__()
         self.model = model
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether only adapters are trained."""
+        return hasattr(self.model, "peft_config")
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Map token ids ``(samples, positions)`` to logits ``(samples, positions, vocabulary)``."""
         logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
