@@ -7,18 +7,19 @@ of the role precedes each speech on a line of its own. Both are read from the da
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 from fedsift.data.folder import data_folder
+from fedsift.task.user_code import TEXT_FOLDER as FOLDER
 
 Documents = Mapping[str, tuple[str, ...]]
 """The texts of each author, by the author's name."""
-FOLDER = "folder:"
-"""The prefix of a data set that is a folder with one text file per client."""
 MIN_SPEECHES = 5
 """Roles with fewer speeches are left out; headings that look like roles are among them."""
 ROLE = re.compile(
@@ -97,3 +98,13 @@ def read_authors(dataset: str) -> Documents:
     if found := read(path):
         return found
     raise ValueError(f"there are no texts in {path}; the guide to language models describes them")
+
+
+@cache
+def digest_of_texts(dataset: str) -> str:
+    """Return the SHA-256 of the names and texts of all authors."""
+    sha256 = hashlib.sha256()
+    for name, texts in sorted(read_authors(dataset).items()):
+        for part in (name, *texts):
+            sha256.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    return sha256.hexdigest()

@@ -60,11 +60,15 @@ class TokenStreams:
         """Cut the tokens of the clients with the longest texts into blocks.
 
         The last blocks of each client, a tenth but at most 32, are its test data. ``validation`` is
-        the number of blocks per client before them that are held out from training as well.
+        the number of blocks per client before them that are held out from training as well. Without
+        a number of clients, these are all whose text is long enough.
         """
         if block_length < 1:
             raise ConfigError(f"block-length must be at least 1, got {block_length}")
         chosen = list(zip(self.names, self.tokens, strict=True))[:clients]
+        if clients is None:
+            least = (2 + validation) * block_length
+            chosen = [(name, x) for name, x in chosen if len(x) > least]
         if clients is not None and not 1 <= clients <= len(self.names):
             raise ConfigError(
                 f"clients must be between 1 and {len(self.names)}, the number of authors, "

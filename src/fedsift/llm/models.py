@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -149,16 +151,10 @@ def gguf_source(path: Path) -> dict[str, Any]:
 
 def load_quietly(auto: Any, source: Mapping[str, Any], **given: Any) -> Any:
     """Call ``from_pretrained`` without progress bars; give errors in one line."""
-    from transformers.utils import logging
-
-    was_shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     try:
-        return auto.from_pretrained(**source, **given)
+        with redirect_stderr(StringIO()):
+            return auto.from_pretrained(**source, **given)
     except (OSError, ValueError, ImportError) as problem:
         name = source["pretrained_model_name_or_path"]
         reason = next(iter(str(problem).strip().splitlines()), "")
         raise ConfigError(f"cannot load the language model {name!r}: {reason}") from None
-    finally:
-        if was_shown:
-            logging.enable_progress_bar()
