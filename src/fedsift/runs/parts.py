@@ -71,9 +71,7 @@ def text_parts(config: RunConfig) -> Parts:
     tokenizer = load_tokenizer(model_name(config))
     of_authors = config.partition == "documents"
     if config.client_tests and not of_authors:
-        raise ConfigError(
-            "client-tests of text needs clients that are authors: partition documents"
-        )
+        raise ConfigError("client-tests of text needs one author per client: --partition documents")
     number = config.clients if of_authors else None
     found = load_clients(config.dataset, tokenizer, number, config.block_length)
     return Parts(
@@ -106,11 +104,13 @@ def user_parts(config: RunConfig) -> Parts:
     found = load_user_data(config.dataset, config.seed, config.clients)
     x, _ = first_samples(as_data("client 0", found.clients[0], "cpu", torch.get_default_dtype()))
     known = (tuple(x.shape[1:]), x.dtype) if isinstance(x, Tensor) else (None, torch.float32)
-    if is_language_model(config.model):
-        model, default = language_model(config), next_token_loss
-    else:
-        model, default = build(config.model, known[0], config.seed, known[1]), cross_entropy
-    loss = chosen_loss(config.loss, default)
+    is_language = is_language_model(config.model)
+    model: nn.Module = (
+        language_model(config)
+        if is_language
+        else build(config.model, known[0], config.seed, known[1])
+    )
+    loss = chosen_loss(config.loss, next_token_loss if is_language else cross_entropy)
     if config.client_tests and found.client_tests is not None:
         raise ConfigError(
             f"data {config.dataset!r} returns test data of each client: leave out --client-tests"
