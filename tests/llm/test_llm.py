@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_texts import write_model, write_play, write_speeches
+from small_texts import write_gguf, write_model, write_play, write_speeches
 
 import fedsift
 from fedsift import algorithms, llm
@@ -24,8 +24,7 @@ METHOD = algorithms.fedadam_ssm(density=0.2, local_steps=3, lr=0.01)
 TINY = {"vocab_size": 96, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 1}  # fmt: skip
 REAL = Path(
-    os.environ.get("FEDSIFT_DATA") or Path.home() / ".cache/fedsift/data",
-    "smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf",
+    os.environ.get("FEDSIFT_DATA", "/nowhere"), "smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
 )
 pytestmark = pytest.mark.filterwarnings("ignore:the test loss")
 
@@ -151,6 +150,23 @@ def test_a_folder_gives_the_model_and_its_tokenizer(saved, data):
     assert theirs.decode(streams.tokens[0]) == "to be </s> not </s>"
 
 
+@pytest.mark.parametrize("name", ["small.gguf", "."])
+def test_a_gguf_file_gives_the_model_and_its_tokenizer(name, tmp_path):
+    tensors = write_gguf(tmp_path / "small.gguf")
+    model = llm.load_model(tmp_path / name, lora=None)
+    found = dict(model.model.named_parameters())
+    for theirs, ours in (
+        ("token_embd", "model.embed_tokens.weight"),
+        ("output", "lm_head.weight"),
+        ("blk.0.ffn_down", "model.layers.0.mlp.down_proj.weight"),
+    ):
+        torch.testing.assert_close(found[ours].detach(), torch.from_numpy(tensors[theirs]))
+    tokenizer = llm.load_tokenizer(str(tmp_path / name))
+    words = ["<s>", "</s>", *map(chr, range(33, 127)), "Ġ", "Ċ", "th", "the"]
+    assert [words[n] for n in tokenizer.encode("the end")] == ["the", "Ġ", "e", "n", "d"]
+    assert tokenizer.end == 1
+
+
 def test_the_loss_is_that_of_hugging_face():
     model = llm.load_model(TINY)
     tokens = torch.randint(96, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -260,13 +276,13 @@ def test_outputs_of_a_large_vocabulary_are_scored_in_small_pieces(data):
     assert chunk_size(run.federation.task) == 2048 // 32
 
 
-@pytest.mark.skipif(not REAL.exists(), reason="needs SmolLM2-135M in the data folder")
+@pytest.mark.skipif(not REAL.exists(), reason="needs SmolLM2-135M in FEDSIFT_DATA; takes a minute")
 def test_a_real_model_learns(tmp_path):
-    x = llm.load_tokenizer(str(REAL)).encode("The capital of France is Paris. " * 20)[:129]
-    block = torch.from_numpy(x[:64])[None], torch.from_numpy(x[1:65])[None]
+    x = llm.load_tokenizer(str(REAL)).encode("The capital of France is Paris. " * 20)
+    block = torch.from_numpy(x[:32])[None], torch.from_numpy(x[1:33])[None]
     model = llm.load_model(REAL)
     result = fedsift.simulate(
-        model, [block, block], block, algorithms.fedadam_ssm(density=0.05, local_steps=2, lr=1e-3),
+        model, [block, block], block, algorithms.fedadam_ssm(density=0.05, local_steps=1, lr=1e-3),
         rounds=1, loss=llm.next_token_loss, progress=False,
     )  # fmt: skip
     assert result.layout.d == 4_884_480
