@@ -171,6 +171,8 @@ class GraphStep:
         self.__dict__.pop("gradients", None)  # frees the memory of a way that has failed
         self.gradients = way.prepare(self.task, len(self.rows))
         self._load_start()
+        if not isinstance(self.gradients, PointLosses):
+            self.gradients.check(self.rows)
         if not way.has_graph:
             return None
         if graph.can_capture(self.rows.device):

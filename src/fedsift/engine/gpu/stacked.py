@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedsift.algorithms.method import (
     Algorithm,
@@ -56,6 +59,8 @@ IntArray = NDArray[np.int64]
 PRECISIONS = ("fp32", "tf32", "bf16")
 MAX_TEST_NUMBERS, MAX_TEST_SAMPLES = 6_000_000, 8000
 """The most input numbers, and the most samples, that are scored at a time."""
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Implementations of attention. That of cuDNN cannot add up gradients in a fixed order."""
 MAX_CLIENTS = 1000
 """The most clients in one stack. A larger stack would be no faster."""
 
@@ -263,6 +268,7 @@ class Stacked:
             enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32
         )
         stack.enter_context(flags)
+        stack.enter_context(deterministic_attention())
         if self.precision == "bf16":
             stack.enter_context(
                 torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
@@ -297,6 +303,25 @@ class Stacked:
         if is_correct is None:
             return torch.stack([torch.full_like(loss, torch.nan), loss])
         return torch.stack([is_correct.sum().double(), loss])
+
+
+@contextmanager
+def deterministic_attention() -> Iterator[None]:
+    """Let fused attention add up its gradients in a fixed order, which PyTorch does on request.
+
+    Warnings about other operations that have no such order are hidden.
+    """
+    deterministic: Any = torch.utils.deterministic
+    mode, fills = torch.get_deterministic_debug_mode(), deterministic.fill_uninitialized_memory
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        deterministic.fill_uninitialized_memory = False  # which would take time
+        with warnings.catch_warnings(), sdpa_kernel(ATTENTION):
+            warnings.filterwarnings("ignore", message=".*[Dd]eterministic.*")
+            yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        deterministic.fill_uninitialized_memory = fills
 
 
 class PinnedBuffer:

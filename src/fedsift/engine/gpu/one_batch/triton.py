@@ -1,0 +1,113 @@
+"""GPU kernels in Triton. Import this module only where Triton is installed.
+
+Activations are ``(client, row, column)``. The second axis of each grid is the client.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def norm_kernel(
+    x, weight, bias, y, mean, inverse_std, rows, client_stride, eps,
+    WIDTH: tl.constexpr, CENTER: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Normalize ROWS rows: layer normalization with CENTER, RMS normalization without."""
+    client = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    place = client * rows + row
+    at = place[:, None] * WIDTH + column[None, :]
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if CENTER:
+        center = tl.sum(value, 1) / WIDTH
+        value = tl.where(inside, value - center[:, None], 0.0)
+        tl.store(mean + place, center, mask=row < rows)
+    root = 1.0 / tl.sqrt_rn(tl.sum(value * value, 1) / WIDTH + eps)
+    tl.store(inverse_std + place, root, mask=row < rows)
+    value *= root[:, None]
+    own = client * client_stride + column
+    if WEIGHT:
+        value *= tl.load(weight + own, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+    if BIAS:
+        value += tl.load(bias + own, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+    tl.store(y + at, value.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def norm_gradient_kernel(
+    x, gradient, weight, mean, inverse_std, result, weight_sums, bias_sums,
+    rows, portion, client_stride,
+    WIDTH: tl.constexpr, CENTER: tl.constexpr, WEIGHT: tl.constexpr, SUMS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients of a portion of the rows and, if SUMS, the sums of weight and bias."""
+    client = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0) * portion
+    last = tl.minimum(first + portion, rows)
+    column = tl.arange(0, BLOCK)
+    scale = tl.full((BLOCK,), 1.0, tl.float32)
+    if WEIGHT:
+        own = weight + client * client_stride + column
+        scale = tl.load(own, mask=column < WIDTH, other=0.0).to(tl.float32)
+    plain = tl.zeros((BLOCK,), tl.float32)
+    along = tl.zeros((BLOCK,), tl.float32)
+    for start in range(first, last, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < last)[:, None] & (column < WIDTH)[None, :]
+        place = client * rows + row
+        at = place[:, None] * WIDTH + column[None, :]
+        unit = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        root = tl.load(inverse_std + place, mask=row < last, other=0.0)
+        if CENTER:
+            unit -= tl.load(mean + place, mask=row < last, other=0.0)[:, None]
+        unit = tl.where(inside, unit * root[:, None], 0.0)
+        g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+        if SUMS:
+            plain += tl.sum(g, 0)
+            along += tl.sum(g * unit, 0)
+        g *= scale[None, :]
+        value = g - unit * (tl.sum(g * unit, 1) / WIDTH)[:, None]
+        if CENTER:
+            value -= (tl.sum(g, 1) / WIDTH)[:, None]
+        value *= root[:, None]
+        tl.store(result + at, value.to(result.dtype.element_ty), mask=inside)
+    if SUMS:
+        sums = (client * tl.num_programs(0) + tl.program_id(0)) * WIDTH + column
+        tl.store(weight_sums + sums, along, mask=column < WIDTH)
+        tl.store(bias_sums + sums, plain, mask=column < WIDTH)
+
+
+@triton.jit
+def cross_entropy_kernel(
+    output, labels, gradient, losses, share, rows, classes, ignored, BLOCK: tl.constexpr
+):
+    """Write one row's loss, and the gradient of its output times ``share`` of its client."""
+    client = tl.program_id(1).to(tl.int64)
+    place = client * rows + tl.program_id(0)
+    output += place * classes
+    gradient += place * classes
+    label = tl.load(labels + place)
+    is_used = label != ignored
+    top = tl.full((BLOCK,), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, classes, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = tl.load(output + column, mask=column < classes, other=-float("inf")).to(tl.float32)
+        higher = tl.maximum(top, x)
+        is_set = higher > -float("inf")
+        total = tl.where(is_set, total * tl.exp(top - higher) + tl.exp(x - higher), 0.0)
+        top = higher
+    highest = tl.max(top, 0)
+    total = tl.sum(tl.where(top > -float("inf"), total * tl.exp(top - highest), 0.0), 0)
+    true = tl.load(output + label, mask=is_used, other=0.0).to(tl.float32)
+    loss = tl.where(is_used, tl.log(total) + highest - true, 0.0)
+    tl.store(losses + place, loss)
+    scale = tl.where(is_used, tl.load(share + client), 0.0)
+    for start in range(0, classes, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = tl.load(output + column, mask=column < classes, other=-float("inf")).to(tl.float32)
+        slope = (tl.exp(x - highest) / total - (column == label).to(tl.float32)) * scale
+        tl.store(gradient + column, slope.to(gradient.dtype.element_ty), mask=column < classes)
