@@ -35,12 +35,20 @@ from fedsift.codec.update import Update
 from fedsift.engine.batches import LiveBatches, joined
 from fedsift.engine.client import diverged_client
 from fedsift.engine.contract import Job, Results
+from fedsift.engine.gpu.gradients import SingleGradients
 from fedsift.engine.gpu.graph_step import GraphStep, consecutive_rows, graph_key
 from fedsift.engine.gpu.stacked_task import StackedTask
-from fedsift.engine.scoring import chunk_of_test_set, class_axis, correct_labels, num_labels
+from fedsift.engine.scoring import (
+    chunk_of_test_set,
+    chunk_size,
+    class_axis,
+    correct_labels,
+    num_labels,
+)
 from fedsift.errors import Diverged
 from fedsift.seeding import torch_seed
 from fedsift.task import NumSteps, Task, sample_without_replacement
+from fedsift.task.losses import has_perplexity
 from fedsift.task.samples import (
     Pair,
     Tree,
@@ -88,6 +96,8 @@ class Stacked:
         self.steps: dict[tuple[Hashable, ...], GraphStep] = {}
         """The local step for each kind of step, number of clients and batch size."""
         self.reported: set[str] = set()
+        self.activation_bytes: dict[int, int] = {}
+        """The memory of one client's forward and backward pass, by batch size."""
 
     def train(self, job: Job) -> Iterator[Results]:
         """Yield the results of the cohort, stack by stack."""
@@ -246,16 +256,34 @@ class Stacked:
             LOGGER.info(line)
 
     def _max_clients(self, batch: int) -> int:
-        """Return how many clients' states and activations fit into half of the free memory."""
+        """Return how many clients' states and activations fit into the GPU's free memory."""
         if self.device.type != "cuda":
             return MAX_CLIENTS
-        sample: int = sum(leaf[0].nbytes for leaf in leaves_of(self.stacked_task.data))
         state = 16 * self.task.layout.d * self.task.layout.dtype.itemsize
+        per_client = 2 * (state + self._activation_bytes(batch))
         gpu = self.device
         free, _ = torch.cuda.mem_get_info(gpu)
         unused = torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
-        per_client = state + 400 * sample * batch
-        return max(1, min(MAX_CLIENTS, (free + unused) // (2 * per_client)))
+        return max(1, min(MAX_CLIENTS, (free + unused) // per_client))
+
+    def _activation_bytes(self, batch: int) -> int:
+        """Return the memory that one client's forward and backward pass needs.
+
+        It is estimated for models that run layer by layer, and measured for all others.
+        """
+        if self.stacked_task.network is not None:
+            sample: int = sum(leaf[0].nbytes for leaf in leaves_of(self.stacked_task.data))
+            return 400 * sample * batch
+        if batch not in self.activation_bytes:
+            rows = torch.arange(batch, device=self.device) % num_samples(self.stacked_task.labels)
+            alone = SingleGradients(self.stacked_task, 1)
+            before = torch.cuda.memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            with self._arithmetic(), torch.random.fork_rng(self._gpus):
+                alone.compute(rows[None])
+            peak = torch.cuda.max_memory_allocated(self.device)
+            self.activation_bytes[batch] = peak - before
+        return self.activation_bytes[batch]
 
     def _arithmetic(self) -> ExitStack:
         """Enable the chosen precision and deterministic kernels."""
@@ -287,6 +315,8 @@ class Stacked:
         x, _ = first_samples(test, 1)
         per_sample: int = sum(leaf.numel() for leaf in leaves_of(x))
         rows = min(MAX_TEST_SAMPLES, max(1, MAX_TEST_NUMBERS // per_sample))
+        if has_perplexity(self.task.loss):
+            rows = chunk_size(self.task)
         chunks = (chunk_of_test_set(self.task, n, rows) for n in range(-(-size_of(test) // rows)))
         with self._arithmetic(), torch.random.fork_rng(self._gpus):
             torch.manual_seed(torch_seed(self.task.seed, "test", 0))
@@ -299,7 +329,9 @@ class Stacked:
         """Return the number of correct labels (NaN without classes) and the sum of losses."""
         output = self.stacked_task.output(w, data)
         loss = self.task.loss(output, labels).double() * num_samples(labels)
-        is_correct = correct_labels(output, labels, class_axis(self.task.loss))
+        is_correct = None
+        if not has_perplexity(self.task.loss):
+            is_correct = correct_labels(output, labels, class_axis(self.task.loss))
         if is_correct is None:
             return torch.stack([torch.full_like(loss, torch.nan), loss])
         return torch.stack([is_correct.sum().double(), loss])

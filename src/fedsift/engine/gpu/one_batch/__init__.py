@@ -5,6 +5,7 @@
 - ``layers.py``: known layers with each client's own parameters
 - ``attention.py``: PyTorch's ``MultiheadAttention`` with each client's own parameters
 - ``adapters.py``: LoRA adapters on frozen layers
+- ``rewrites.py``: faster forms of the modules that Llama and its kin share
 - ``norms.py``: layer and RMS normalization
 - ``losses.py``: the cross-entropy of large vocabularies
 - ``triton.py``: the kernels

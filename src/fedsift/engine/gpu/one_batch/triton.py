@@ -111,3 +111,58 @@ def cross_entropy_kernel(
         x = tl.load(output + column, mask=column < classes, other=-float("inf")).to(tl.float32)
         slope = (tl.exp(x - highest) / total - (column == label).to(tl.float32)) * scale
         tl.store(gradient + column, slope.to(gradient.dtype.element_ty), mask=column < classes)
+
+
+@triton.jit
+def rotate_kernel(
+    x, cos, sin, y, tokens, token_stride, shared,
+    HEADS: tl.constexpr, HALF: tl.constexpr, BACKWARD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rotate the two halves of each head of one token by the token's angles, or back.
+
+    ``shared`` is 0 if all samples have the same angles, else 1.
+    """
+    place = tl.program_id(0).to(tl.int64)
+    angle = (place // tokens * shared * tokens + place % tokens) * 2 * HALF
+    head = tl.arange(0, BLOCK)
+    half = tl.arange(0, HALF)
+    inside = (head < HEADS)[:, None] & (half < HALF)[None, :]
+    at = head[:, None] * 2 * HALF + half[None, :]
+    first = tl.load(x + place * token_stride + at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(x + place * token_stride + at + HALF, mask=inside, other=0.0).to(tl.float32)
+    cos1 = tl.load(cos + angle + half).to(tl.float32)[None, :]
+    cos2 = tl.load(cos + angle + HALF + half).to(tl.float32)[None, :]
+    sin1 = tl.load(sin + angle + half).to(tl.float32)[None, :]
+    sin2 = tl.load(sin + angle + HALF + half).to(tl.float32)[None, :]
+    if BACKWARD:
+        upper = first * cos1 + second * sin2
+        lower = second * cos2 - first * sin1
+    else:
+        upper = first * cos1 - second * sin1
+        lower = second * cos2 + first * sin2
+    y += place * HEADS * 2 * HALF
+    tl.store(y + at, upper.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + at + HALF, lower.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gate_kernel(gate, x, y, numel, BLOCK: tl.constexpr):
+    """Y = silu(gate) · x."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    g = tl.load(gate + at, mask=at < numel, other=0.0).to(tl.float32)
+    value = g * tl.sigmoid(g) * tl.load(x + at, mask=at < numel, other=0.0).to(tl.float32)
+    tl.store(y + at, value.to(y.dtype.element_ty), mask=at < numel)
+
+
+@triton.jit
+def gate_gradient_kernel(gate, x, gradient, of_gate, of_x, numel, BLOCK: tl.constexpr):
+    """Write the gradients of silu(gate) · x."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < numel
+    g = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
+    slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    share = tl.sigmoid(g)
+    tl.store(of_x + at, (slope * g * share).to(of_x.dtype.element_ty), mask=inside)
+    own = slope * value * share * (1.0 + g * (1.0 - share))
+    tl.store(of_gate + at, own.to(of_gate.dtype.element_ty), mask=inside)

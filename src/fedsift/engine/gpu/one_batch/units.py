@@ -27,7 +27,7 @@ from fedsift.engine.gpu.one_batch.layers import (
     linear_of_clients,
     rms_norm_of_clients,
 )
-from fedsift.engine.gpu.one_batch.norms import normalized, rms_eps
+from fedsift.engine.gpu.one_batch.norms import rms_eps
 from fedsift.engine.gpu.unsupported import UnsupportedModel
 from fedsift.task import has_statistics
 
@@ -127,20 +127,6 @@ def replacement(unit: Unit, parameters: Parameters, stack: Stack) -> Compute:
     if type(unit.module) is nn.MultiheadAttention:
         return attention(unit.module, parameters, stack.clients, own)
     return own
-
-
-def shared_replacements(model: nn.Module) -> Iterator[tuple[nn.Module, Compute]]:
-    """Yield modules without trainable parameters that have a faster ``forward``."""
-    for module in model.modules():
-        if any(p.requires_grad for p in module.parameters()):
-            continue
-        if (eps := rms_eps(module)) is not None:
-            yield module, shared_rms_norm(module.get_parameter("weight"), eps)
-
-
-def shared_rms_norm(weight: Tensor, eps: float) -> Compute:
-    """Return an RMS normalization with the same weight for all clients."""
-    return lambda x: normalized(x[None], weight[None], None, eps, is_centered=False)[0]
 
 
 def any_module(module: nn.Module, parameters: Parameters, stack: Stack) -> Compute:
