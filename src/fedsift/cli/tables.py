@@ -85,7 +85,7 @@ def comparison_table(rows: Iterable[Row], title: str, config: RunConfig, paramet
     """Return a table like the paper's Table 1 for one task, with MB per client first."""
     rows = list(rows)
     table = plain_table(title)
-    unit = "perplexity" if is_of_language(rows) else "%"
+    unit = "ppl" if is_of_language(rows) else "%"
     for heading in (*COMPARISON, f"best {unit}", f"final {unit}"):
         table.add_column(
             heading, justify="left" if heading == "algorithm" else "right", no_wrap=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stderr
 from io import StringIO
@@ -97,10 +98,17 @@ def load_model(
         use_causal_attention(base)
         model = base if lora is None else add_adapters(base, lora)
     if gradient_checkpointing:
-        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable_checkpointing(base)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else base_dtype)
     return CausalLM(model)
+
+
+def enable_checkpointing(base: Any) -> None:
+    """Let a model of transformers compute activations again in the backward pass."""
+    with warnings.catch_warnings():  # the method gets another name in transformers 6
+        warnings.simplefilter("ignore", FutureWarning)
+        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def is_random(name: str | Path | Mapping[str, Any]) -> bool:
