@@ -80,6 +80,8 @@ class GraphStep:
         self.gradients: StackGradients | PointLosses
         self.chosen = first_that_works(LOSSES if self.points else GRADIENTS, self._attempt)
         self.graph = self.chosen.result
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # of the trials, for which the graph has no use
 
     @property
     def loss(self) -> Tensor:

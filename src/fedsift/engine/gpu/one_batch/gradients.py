@@ -40,10 +40,11 @@ class OneBatchGradients(FlatBuffers):
     """
 
     def __init__(self, task: StackedTask, clients: int) -> None:
-        if task.task.layout.buffers is not None:
+        layout = task.task.layout
+        if layout.buffers is not None:
             raise UnsupportedModel("training changes its buffers")
-        self.task = task
-        self.buffers = StackBuffers(task, clients, task.task.layout.d, task.dtype)
+        self.task, self.dtype = task, torch.bfloat16 if task.precision == "bf16" else layout.dtype
+        self.buffers = StackBuffers(task, clients, layout.d, self.dtype)
         self.units = units_of(task.task.model)
         self.rewritten = list(rewrites(task.task.model))
 
@@ -117,7 +118,7 @@ class OneBatchGradients(FlatBuffers):
         for unit in self.units:
             parameters = {name: own[of_model] for name, of_model in unit.parameters.items()}
             if unit.rule is None:  # any operations may follow, which must not mix formats
-                parameters = {name: p.to(self.task.dtype) for name, p in parameters.items()}
+                parameters = {name: p.to(self.dtype) for name, p in parameters.items()}
             found.append((unit.module, replacement(unit, parameters, stack)))
         before = [module.__dict__.get("forward") for module, _ in found]
         try:

@@ -72,18 +72,16 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return the gradients of x, weight and bias."""
-        from fedsift.engine.gpu.layers import Window, input_gradient, weight_gradient
+        from fedsift.engine.gpu.layers import Window, weight_gradient
 
         x, weight = ctx.saved_tensors
         gradient = gradient.contiguous()
         of_weight = torch.empty_like(weight, dtype=torch.float32)
         of_bias = weight.new_empty(weight.shape[:2], dtype=torch.float32) if ctx.has_bias else None
-        image = as_image(gradient)
-        weight_gradient(as_image(x), image, of_weight[:, :, None, None], of_bias, Window(), "tf32")
-        of_x = None
-        if ctx.needs_input_grad[0]:
-            of_x = torch.empty_like(x)
-            input_gradient(image, weight, as_image(of_x), Window(), "tf32")
+        weight_gradient(
+            as_image(x), as_image(gradient), of_weight[:, :, None, None], of_bias, Window(), "tf32"
+        )
+        of_x = gradient @ weight if ctx.needs_input_grad[0] else None
         return of_x, of_weight, of_bias
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from fedsift.selection.backend import can_use_triton
 
-ELEMENTS = 4096
+ELEMENTS = 2048
 """Numbers that a GPU block loads at a time."""
-PORTIONS = 800
+PORTIONS = 2000
 """Blocks that give the whole GPU work."""
 
 
@@ -27,6 +27,8 @@ def normalized(
     >>> normalized(x, torch.tensor([[1.0, 1.0], [2.0, 1.0]]), None, 0.0, is_centered=True).tolist()
     [[[-1.0, 1.0]], [[2.0, -1.0]]]
     """
+    if weight is not None and bias is not None and len(weight) != len(bias):
+        weight, bias = weight.expand(len(x), -1), bias.expand(len(x), -1)
     if can_use_triton(x):
         found: Tensor = Normalization.apply(x.contiguous(), weight, bias, eps, is_centered)  # type: ignore[no-untyped-call]
         return found

@@ -52,8 +52,8 @@ def norm_gradient_kernel(
     if WEIGHT:
         own = weight + client * client_stride + column
         scale = tl.load(own, mask=column < WIDTH, other=0.0).to(tl.float32)
-    plain = tl.zeros((BLOCK,), tl.float32)
-    along = tl.zeros((BLOCK,), tl.float32)
+    plain = tl.zeros((ROWS, BLOCK), tl.float32)
+    along = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in range(first, last, ROWS):
         row = start + tl.arange(0, ROWS)
         inside = (row < last)[:, None] & (column < WIDTH)[None, :]
@@ -66,8 +66,8 @@ def norm_gradient_kernel(
         unit = tl.where(inside, unit * root[:, None], 0.0)
         g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
         if SUMS:
-            plain += tl.sum(g, 0)
-            along += tl.sum(g * unit, 0)
+            plain += g
+            along += g * unit
         g *= scale[None, :]
         value = g - unit * (tl.sum(g * unit, 1) / WIDTH)[:, None]
         if CENTER:
@@ -76,8 +76,8 @@ def norm_gradient_kernel(
         tl.store(result + at, value.to(result.dtype.element_ty), mask=inside)
     if SUMS:
         sums = (client * tl.num_programs(0) + tl.program_id(0)) * WIDTH + column
-        tl.store(weight_sums + sums, along, mask=column < WIDTH)
-        tl.store(bias_sums + sums, plain, mask=column < WIDTH)
+        tl.store(weight_sums + sums, tl.sum(along, 0), mask=column < WIDTH)
+        tl.store(bias_sums + sums, tl.sum(plain, 0), mask=column < WIDTH)
 
 
 @triton.jit
