@@ -26,7 +26,7 @@ undefined: if the labels are not classes, one per argmax of the output."""
 
 CHUNK = 1000
 """Test samples per chunk. This bounds memory, and a fixed size keeps results reproducible."""
-TOKENS = {"cpu": 1 << 11, "cuda": 1 << 14}
+TOKENS = {"cpu": 1 << 11, "cuda": 1 << 13}
 """Tokens per chunk of a language model, whose output has a number per word of its vocabulary."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from fedsift.data.folder import data_folder
 from fedsift.data.text import ALPHABET
@@ -35,6 +36,8 @@ TINY_CONFIG: Mapping[str, Any] = {
     "eos_token_id": None,
 }
 """Its configuration; another one can be passed as a dict."""
+CAUSAL = "fedsift_causal"
+"""The name of attention without masks in the interface of Transformers."""
 
 
 class CausalLM(nn.Module):
@@ -88,6 +91,7 @@ def load_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "language model"))
         base = random_llama(name) if is_random(name) else pretrained(model_source(str(name)))
+        use_causal_attention(base)
         model = base if lora is None else add_adapters(base, lora)
     if gradient_checkpointing:
         enable_checkpointing(base)
@@ -106,6 +110,52 @@ def enable_checkpointing(base: Any) -> None:
 def is_random(name: str | Path | Mapping[str, Any]) -> bool:
     """Whether a model has random weights."""
     return isinstance(name, Mapping) or str(name) == TINY
+
+
+def use_causal_attention(model: Any) -> None:
+    """Let a model compute attention without masks, which blocks of text without padding allow.
+
+    PyTorch's fastest attention takes no mask, and Transformers makes one in CUDA graphs.
+    """
+    import transformers
+
+    transformers.AttentionInterface.register(CAUSAL, causal_attention)
+    if getattr(model.config, "_attn_implementation", None) == "sdpa" and not has_windows(model):
+        model.set_attn_implementation(CAUSAL)
+
+
+def has_windows(model: Any) -> bool:
+    """Whether tokens attend to a window of earlier tokens only, for which a model needs masks."""
+    return getattr(model.config, "sliding_window", None) is not None
+
+
+def causal_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend to all earlier tokens: a function for the interface of Transformers.
+
+    >>> x = torch.randn(1, 2, 3, 4)
+    >>> causal_attention(None, x, x, x, None)[0].shape
+    torch.Size([1, 3, 2, 4])
+    """
+    mixed = scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        is_causal=attention_mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return mixed.transpose(1, 2).contiguous(), None
 
 
 def random_llama(config: object) -> Any:
