@@ -1,10 +1,10 @@
 """Write the results of the runs: learning rates, bytes to a loss, loss for a number of bytes.
 
-    python reproduce/llm/results.py runs/llm
+    python reproduce/llm/results.py runs/llm reproduce/results
 
 For each task and method, the learning rate (and ε of Adam) is the one with the lowest loss on the
-validation data in the last round of seed 0. All else is measured on the test data. The files go to
-reproduce/results: llm-tuning.csv, llm-curves.csv, llm.csv, and a figure per task.
+validation data in the last round of seed 0. All else is measured on the test data. The files are
+llm-tuning.csv, llm-curves.csv, llm-comparison.csv, and a figure per task.
 """
 
 from __future__ import annotations
@@ -19,11 +19,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
-
-from plan import LINES, TASKS
-
-RESULTS = Path(__file__).parents[1] / "results"
 FEDAVG = ("fedavg-adam", "fedavg-sgd")
 """The target of a task is the lowest loss that the better of these reaches."""
 BUDGETS = (1.0, 10.0, 100.0)
@@ -62,16 +57,17 @@ class Found:
         return float(self.records[-1]["validation_loss"])
 
 
-def main(folder: str) -> None:
-    """Read the runs below a folder, and write all files."""
-    runs = list(read_runs(Path(folder)))
+def main(folder: str, results: str) -> None:
+    """Read the runs below a folder, and write all files to another."""
+    target, runs = Path(results), list(read_runs(Path(folder)))
     best = chosen(runs)
-    write("llm-tuning.csv", tuning_rows(runs, best))
+    write(target / "llm-tuning.csv", tuning_rows(runs, best))
     final = [run for run in runs if best.get(run.key) == run.settings]
-    write("llm-curves.csv", curve_rows(final))
-    write("llm.csv", result_rows(final))
-    for task in TASKS:
-        draw(task, [run for run in final if run.task == task and run.seed == 0])
+    write(target / "llm-curves.csv", curve_rows(final))
+    write(target / "llm-comparison.csv", result_rows(final))
+    for task in sorted({run.task for run in final}):
+        shown = [run for run in final if run.task == task and run.seed == 0]
+        draw(target / f"llm-{task}", task, shown)
 
 
 def read_runs(folder: Path) -> Iterator[Found]:
@@ -81,7 +77,7 @@ def read_runs(folder: Path) -> Iterator[Found]:
         match = SETTINGS.match(settings)
         records = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
         records = [record for record in records if record.get("validation_loss") is not None]
-        if match is None or len(records) < 2 or method not in LINES:
+        if match is None or len(records) < 2:
             continue
         summary = file.with_name("summary.json")
         about = json.loads(summary.read_text("utf-8")) if summary.exists() else {}
@@ -142,10 +138,9 @@ def curve_rows(runs: Iterable[Found]) -> Iterator[Row]:
 
 def result_rows(runs: Sequence[Found]) -> Iterator[Row]:
     """Yield a row for each task and method: the means over the seeds."""
-    targets = {task: target_of(task, runs) for task in TASKS}
     for key in dict.fromkeys(run.key for run in runs):
         seeds = [run for run in runs if run.key == key]
-        target = targets[key[0]]
+        target = target_of(key[0], runs)
         hits = [first_below(run, target) for run in seeds]
         yield {
             "task": key[0],
@@ -204,19 +199,19 @@ def mean(values: Sequence[float | None]) -> float | None:
     return float(f"{fmean(known):.5g}") if known and len(known) == len(values) else None
 
 
-def write(name: str, rows: Iterable[Row]) -> None:
+def write(path: Path, rows: Iterable[Row]) -> None:
     """Write rows as CSV."""
     found = list(rows)
     if not found:
         return
-    with (RESULTS / name).open("w", encoding="utf-8", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(found[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(found)
-    print(RESULTS / name)
+    print(path)
 
 
-def draw(task: str, runs: Sequence[Found]) -> None:
+def draw(path: Path, task: str, runs: Sequence[Found]) -> None:
     """Draw the test loss against the bytes up, and against those of both ways."""
     from matplotlib import pyplot as plt
 
@@ -225,7 +220,7 @@ def draw(task: str, runs: Sequence[Found]) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
     sizes = ((up, "uplink per client, MB"), (both, "uplink and downlink per client, MB"))
     for axis, (size, title) in zip(axes, sizes, strict=True):
-        for n, run in enumerate(sorted(runs, key=lambda run: list(LINES).index(run.method))):
+        for n, run in enumerate(sorted(runs, key=lambda run: run.method)):
             shown = run.records[1:]
             axis.plot(
                 [size(r) for r in shown], [r["loss"] for r in shown],
@@ -237,7 +232,7 @@ def draw(task: str, runs: Sequence[Found]) -> None:
     axes[1].legend(fontsize="small", ncols=2)
     figure.suptitle(f"SmolLM2-135M with LoRA on {task}, 20 clients")
     for suffix in ("png", "svg"):
-        file = RESULTS / f"llm-{task}.{suffix}"
+        file = path.with_suffix(f".{suffix}")
         figure.savefig(file, dpi=130, metadata={"Date": None} if suffix == "svg" else None)
         print(file)
     plt.close(figure)
