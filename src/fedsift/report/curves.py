@@ -18,7 +18,14 @@ from fedsift.report.charts import (
 )
 from fedsift.report.comparisons import Comparison
 from fedsift.report.groups import SeedGroup
-from fedsift.report.quantities import ACCURACY, TRAIN_LOSS, Quantity, Value, quantities_of
+from fedsift.report.quantities import (
+    ACCURACY,
+    PERPLEXITY,
+    TRAIN_LOSS,
+    Quantity,
+    Value,
+    quantities_of,
+)
 from fedsift.runs.compare import MIBIT, both_ways, megabytes, mibit
 from fedsift.simulation import Record
 
@@ -46,7 +53,8 @@ def by_traffic(comparison: Comparison) -> FigureBlock:
         if groups_with(comparison, quantity)
         for name in AMOUNTS
     ]
-    what = "Accuracy" if ACCURACY in found else "Progress"
+    names = {ACCURACY: "Accuracy", PERPLEXITY: "Perplexity"}
+    what = next((name for quantity, name in names.items() if quantity in found), "Progress")
     note = (
         "Further to the left is better: the same result for less traffic. The dotted line is what "
         "dense FedAdam would send in the same rounds."
