@@ -220,6 +220,7 @@ def test_training_reports_perplexity_also_per_client(trained):
     first, last = result.history[0], result.history[-1]
     assert last["loss"] < first["loss"] - 0.05
     assert result.accuracy is None
+    assert f"perplexity={result.perplexity:.4g}, " in repr(result)
     assert math.isclose(last["perplexity"], math.exp(last["loss"]))
     result.load_into(model)
     with torch.no_grad():

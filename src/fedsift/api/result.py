@@ -52,6 +52,11 @@ class Result:
         return next(reversed(column(self.history, "accuracy")), None)
 
     @property
+    def perplexity(self) -> float | None:
+        """The test perplexity of the last evaluated round of a language model, otherwise None."""
+        return next(reversed(column(self.history, "perplexity")), None)
+
+    @property
     def seconds(self) -> float:
         """The time of all rounds."""
         return float(self.history[-1]["seconds"]) if self.history else 0.0
@@ -105,9 +110,10 @@ class Result:
         }
 
     def __repr__(self) -> str:
-        accuracy = "" if self.accuracy is None else f"accuracy={self.accuracy:.4f}, "
+        quality = "" if self.accuracy is None else f"accuracy={self.accuracy:.4f}, "
+        quality += "" if self.perplexity is None else f"perplexity={self.perplexity:.4g}, "
         sent = self.snapshot.traffic.uplink_bytes
         return (
-            f"Result(rounds={self.snapshot.round}, {accuracy}uplink_bytes={sent:.0f} per client, "
+            f"Result(rounds={self.snapshot.round}, {quality}uplink_bytes={sent:.0f} per client, "
             f"parameters={self.layout.d})"
         )
