@@ -51,7 +51,7 @@ def read_lines(experiment: Experiment, selection: Selection, out: Path) -> list[
     lines: dict[Path, list[Outcome]] = {}
     for run in plan(experiment, every_run):
         outcome = read_outcome(run, out)
-        if column(outcome.history, "accuracy"):
+        if column(outcome.history, "accuracy") or column(outcome.history, "perplexity"):
             lines.setdefault(run.path.parent, []).append(outcome)
     return list(lines.values())
 
