@@ -234,7 +234,7 @@ class StreamGradients(SingleGradients):
         for place in range(len(rows)):
             with self._stream(place):
                 self.compute_client(place, rows[place])
-        for stream in self.streams:
+        for stream in self.streams[: len(rows)]:  # a graph must not wait for one that did nothing
             torch.cuda.current_stream().wait_stream(stream)
 
     def _stream(self, place: int) -> AbstractContextManager[object]:

@@ -8,5 +8,5 @@
 - ``rewrites.py``: faster forms of the modules that Llama and its kin share
 - ``norms.py``: layer and RMS normalization
 - ``losses.py``: the cross-entropy of large vocabularies
-- ``triton.py``: the kernels
+- ``triton.py``: the kernels, and ``backend.py``: where they can be used
 """

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map  # keeps the classes of a model's outputs
 
 from fedsift.engine.gpu.gradients import FlatBuffers, SingleGradients, StackBuffers, client_losses
-from fedsift.engine.gpu.one_batch.losses import has_kernel, losses_and_slope
+from fedsift.engine.gpu.one_batch.losses import is_fused, losses_and_slope
 from fedsift.engine.gpu.one_batch.rewrites import rewrites
 from fedsift.engine.gpu.one_batch.units import (
     Compute,
@@ -101,7 +101,7 @@ class OneBatchGradients(FlatBuffers):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the losses, and the gradients of the clients' parameters."""
         loss, slope = self.task.task.loss, None
-        if has_kernel(loss, output, labels):
+        if is_fused(loss, output, labels):
             losses, slope = losses_and_slope(output.detach(), labels)
             start = output
         else:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from fedsift.engine.gpu.one_batch.backend import has_kernels
 from fedsift.engine.gpu.one_batch.norms import normalized
 from fedsift.engine.gpu.unsupported import UnsupportedModel
-from fedsift.selection.backend import can_use_triton
 
 Parameters = dict[str, Tensor]
 """A unit's trainable parameters ``(clients, *shape)`` by their names in the unit."""
@@ -45,7 +45,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     clients = len(x)
     weight = weight.expand(clients, -1, -1)
     bias = None if bias is None else bias.expand(clients, -1)
-    if can_use_triton(x) and weight.dtype == torch.bfloat16:
+    if has_kernels(x) and weight.dtype == torch.bfloat16:
         y = Product.apply(x.flatten(1, -2), weight, bias)  # type: ignore[no-untyped-call]
     else:
         y = x.flatten(1, -2).to(weight.dtype) @ weight.mT

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedsift.data.text import sequence_cross_entropy
-from fedsift.selection.backend import can_use_triton
+from fedsift.engine.gpu.one_batch.backend import has_kernels
 from fedsift.task import Loss
 from fedsift.task.losses import IGNORED, next_token_loss
 
@@ -15,9 +15,9 @@ MAX_BLOCK = 4096
 """The most classes that a GPU block loads at a time."""
 
 
-def has_kernel(loss: Loss, output: object, labels: object) -> bool:
+def is_fused(loss: Loss, output: object, labels: object) -> bool:
     """Whether the loss of outputs ``(clients, batch, ...)`` is one that the kernel computes."""
-    if not (isinstance(output, Tensor) and isinstance(labels, Tensor) and can_use_triton(output)):
+    if not (isinstance(output, Tensor) and isinstance(labels, Tensor) and has_kernels(output)):
         return False
     is_known = loss in (next_token_loss, sequence_cross_entropy)
     is_known = is_known or (loss is cross_entropy and output.dim() == 3)

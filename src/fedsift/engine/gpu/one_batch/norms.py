@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsift.selection.backend import can_use_triton
+from fedsift.engine.gpu.one_batch.backend import has_kernels
 
 ELEMENTS = 2048
 """Numbers that a GPU block loads at a time."""
@@ -29,7 +29,7 @@ def normalized(
     """
     if weight is not None and bias is not None and len(weight) != len(bias):
         weight, bias = weight.expand(len(x), -1), bias.expand(len(x), -1)
-    if can_use_triton(x):
+    if has_kernels(x):
         found: Tensor = Normalization.apply(x.contiguous(), weight, bias, eps, is_centered)  # type: ignore[no-untyped-call]
         return found
     y = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from fedsift.engine.gpu.one_batch.backend import has_kernels
 from fedsift.engine.gpu.one_batch.norms import normalized, rms_eps
-from fedsift.selection.backend import can_use_triton
 
 Compute = Callable[..., Any]
 BLOCK = 1024
@@ -68,7 +68,7 @@ def silu_times(gate: Tensor, x: Tensor) -> Tensor:
     >>> silu_times(torch.tensor([0.0, 50.0]), torch.tensor([3.0, 2.0]))
     tensor([  0., 100.])
     """
-    if not can_use_triton(gate):
+    if not has_kernels(gate):
         return nn.functional.silu(gate) * x
     found: Tensor = Gate.apply(gate.contiguous(), x.contiguous())  # type: ignore[no-untyped-call]
     return found
@@ -125,7 +125,7 @@ def rotary_attention(module: Any) -> Compute:
         past_key_values: Any = None,
         **options: Any,
     ) -> Any:
-        is_plain = past_key_values is None and can_use_triton(hidden_states)
+        is_plain = past_key_values is None and has_kernels(hidden_states)
         has_dropout = module.training and getattr(module, "attention_dropout", 0.0) > 0
         if position_embeddings is None or not is_plain or has_dropout:
             given = hidden_states, position_embeddings, attention_mask, past_key_values
