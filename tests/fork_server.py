@@ -9,8 +9,8 @@ import runpy
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver, get_context
 from pathlib import Path
 from subprocess import TimeoutExpired
 from tempfile import mkdtemp
@@ -45,7 +45,7 @@ STARTING = Lock()
 class ForkedPython:
     """``python WORDS``, where WORDS are ``-m MODULE …`` or ``SCRIPT …``; like subprocess.Popen.
 
-    With ``log``, what it prints is appended to that file.
+    What it prints is appended to the files ``outputs``, for stdout and stderr.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class ForkedPython:
         cwd: Path | str = ".",
         env: Mapping[str, str] | None = None,
         start_new_session: bool = False,
-        log: Path | None = None,
+        outputs: Sequence[Path] = (),
     ) -> None:
         self._folder = mkdtemp()
         finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         environment = dict(os.environ if env is None else env)
-        outputs = [str(log or f"{self._folder}/{name}") for name in ("stdout", "stderr")]
-        given = (words, outputs, os.path.abspath(cwd), environment, start_new_session)
+        files = outputs or [Path(self._folder, name) for name in ("stdout", "stderr")]
+        given = (words, files, os.path.abspath(cwd), environment, start_new_session)
         self._process = SERVER.Process(target=_run_python, args=given)
         with STARTING, patch.dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"):
             self._process.start()
@@ -93,10 +93,16 @@ class ForkedPython:
 
 
 def _run_python(
-    words: list[str], outputs: list[str], cwd: str, environment: dict[str, str], is_leader: bool
+    words: list[str],
+    outputs: Sequence[Path],
+    cwd: str,
+    environment: dict[str, str],
+    is_leader: bool,
 ) -> None:
     if is_leader:
         os.setsid()
+    # A ForkedPython that this process starts comes from the same server, not from one of its own.
+    forkserver._forkserver.ensure_running = lambda: None
     for descriptor, file in enumerate(outputs, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     # Without this it would ignore Ctrl-C where the tests themselves run in the background.

@@ -56,8 +56,9 @@ class ForkedFederation(Federation):
 
     def start(self, name, arguments, within=()):
         environment = self.environment() | dict(word.split("=", 1) for word in within[1:])
+        outputs = 2 * [self.log(name)]
         self.processes[name] = self.fork(
-            arguments, environment, start_new_session=True, log=self.log(name)
+            arguments, environment, start_new_session=True, outputs=outputs
         )
 
     def flwr(self, *arguments):

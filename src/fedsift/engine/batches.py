@@ -177,7 +177,7 @@ class FetchWorkers:
         iterator = iter(self.loader)
         if iterator not in WITH_WORKERS:
             WITH_WORKERS.add(iterator)
-            finalize(self, iterator._shutdown_workers)
+            finalize(self, iterator._shutdown_workers)  # type: ignore[attr-defined]
         return iterator
 
 
