@@ -19,8 +19,7 @@ assert about is not None
 assert about.loader is not None
 constant = module_from_spec(about)
 about.loader.exec_module(constant)
-constant.HEARTBEAT_MIN_INTERVAL = 1  # type: ignore[attr-defined]
-constant.HEARTBEAT_DEFAULT_INTERVAL = int(os.environ.get("HEARTBEAT", 10))  # type: ignore[attr-defined]
+constant.HEARTBEAT_DEFAULT_INTERVAL = 10  # type: ignore[attr-defined]
 constant.HEARTBEAT_CALL_TIMEOUT = 2  # type: ignore[attr-defined]
 sys.modules[name] = constant  # before anything else has copied the values
 
