@@ -17,7 +17,7 @@ def federation_of(tmp_path_factory):
     def start(nodes):
         folder = tmp_path_factory.mktemp("federation")
         path = os.pathsep.join([str(HERE / "fast"), SOURCE])
-        federation = ForkedFederation(folder, {"PYTHONPATH": path, "HEARTBEAT": "5"})
+        federation = ForkedFederation(folder, {"PYTHONPATH": path})
         started.append(federation)
         federation.__enter__()
         keys = federation.register([f"node-{n}" for n in range(nodes)])
