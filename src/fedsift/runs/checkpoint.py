@@ -22,7 +22,7 @@ from fedsift.federation.snapshot import Snapshot, Traffic
 from fedsift.runs.config import MAY_CHANGE, Config, read_values
 from fedsift.runs.disk import CorruptFile, flush_to_disk, load_tensors, save_tensors
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.kept import keep_checkpoint, kept_checkpoints, rollback_command
+from fedsift.runs.kept_checkpoints import keep_checkpoint, kept_checkpoints, rollback_command
 from fedsift.runs.records import line_digests
 from fedsift.vector import Layout, State
 
