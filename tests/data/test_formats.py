@@ -2,10 +2,10 @@
 
 # ruff: noqa: NPY002
 
-import gc
 import random
 import time
 from dataclasses import replace
+from multiprocessing import active_children, get_context
 
 import numpy as np
 import pytest
@@ -217,13 +217,22 @@ def test_worker_processes_make_slow_items_faster():
     assert seconds[4] < 0.8 * seconds[0]
 
 
-def test_workers_of_an_earlier_run_do_not_disturb_a_later_one(capfd):
-    for seed in (1, 2):
-        clients = halves(lambda x, y: Items(x, y, noise=True))
-        method = fedavg(local_steps=2)
-        simulate(network(), clients, None, method, 1, num_workers=1, seed=seed, progress=False)
-        gc.collect()
+def test_workers_end_with_the_run_without_a_word(capfd):
+    clients = halves(lambda x, y: Items(x, y, noise=True))
+    before = active_children()
+    simulate(network(), clients, None, fedavg(local_steps=2), 1, num_workers=2, progress=False)
+    assert active_children() == before
     assert capfd.readouterr().err == ""
+
+
+def test_a_forked_process_leaves_the_workers_to_its_parent(capfd):
+    federations = [federation(num_workers=1)]
+    snapshot = after(federations[0], 1)
+    forked_process = get_context("fork").Process(target=federations.clear)
+    forked_process.start()
+    forked_process.join()
+    assert capfd.readouterr().err == ""
+    after(federations[0], 1, snapshot)
 
 
 def test_batches_that_are_made_ahead_are_limited_in_number_and_bytes(monkeypatch):

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, RecordDict
 from inline import InlineGrid, InlineNode
-from processes import SOURCE, processes_of
+from processes import SOURCE, ForkedFederation, processes_of
 from typer.main import get_command
 
 from fedsift.cli import demo as cli_demo
 from fedsift.cli.entry import app, main
-from fedsift.flower import demo
+from fedsift.flower import demo, local
 from fedsift.flower.local import LocalFederation, ProcessFailed
 from fedsift.runs import RunFolder
 from fedsift.runs.config import RunConfig
@@ -102,6 +102,7 @@ def test_the_server_has_the_configuration_of_the_command_line(tmp_path, monkeypa
 
 def test_a_failed_demo_is_reported_even_after_a_successful_one(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", SOURCE)
+    monkeypatch.setattr(local, "LocalFederation", ForkedFederation)
     words = ["deploy", "demo", "--clients", "1", "--out", str(tmp_path)]
     with monkeypatch.context() as patched:
         patched.setattr(cli_demo, "deploy_demo", lambda *_: None)

@@ -31,7 +31,7 @@ from fedsift.flower import FedSift, arrays_of, client_app, client_round, exchang
 from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.client_round import deadline
 from fedsift.flower.deployment import METADATA_BYTES, BroadcastWire
-from fedsift.flower.early import EarlyResults
+from fedsift.flower.early_results import EarlyResults
 from fedsift.flower.protocol import MalformedReply, TrainReply, array_of_frame
 from fedsift.flower.pull import RECORD_BYTES, check_sizes
 from fedsift.flower.store import ClientState, ClientStore
@@ -862,7 +862,7 @@ def test_robust_aggregation_gives_the_bits_of_a_simulation(aggregation, place):
 
 
 def test_frames_that_wait_for_a_slow_client_do_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr("fedsift.flower.early.MAX_EARLY_BYTES", 10)
+    monkeypatch.setattr("fedsift.flower.early_results.MAX_EARLY_BYTES", 10)
     early, frames = EarlyResults(), {n: bytes([n]) * 4 for n in range(5)}
     for n, frame in frames.items():
         early.put(Received(n, frame, frame[:1], 0.5))

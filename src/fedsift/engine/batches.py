@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -151,13 +152,17 @@ class KeyedBatches(Dataset[Pair]):
 
 
 class FetchWorkers:
-    """Processes that fetch batches ahead of their use; they live as long as this object."""
+    """Processes that fetch batches ahead of their use; they live as long as this object.
+
+    Nothing that the loader refers to may refer to this object. Workers whose loader is part of a
+    reference cycle outlive it by five seconds, because the cycle's queues are closed first.
+    """
 
     def __init__(self, task: Task) -> None:
-        self.keys: list[Key] = []
+        self.keys = KeysOfRound()
         self.loader = DataLoader(
             KeyedBatches(task),
-            sampler=self,
+            sampler=self.keys,
             batch_size=None,
             num_workers=task.num_workers,
             persistent_workers=True,
@@ -166,19 +171,28 @@ class FetchWorkers:
             multiprocessing_context="fork" if sys.platform == "linux" else None,
         )
 
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self.keys)
-
     def fetch(self, keys: list[Key]) -> Iterator[Pair]:
         """Yield the batches with these keys, in order."""
-        self.keys = keys
+        self.keys.keys = keys
         iterator = iter(self.loader)
-        WITH_WORKERS.add(iterator)
+        if iterator not in WITH_WORKERS:
+            WITH_WORKERS.add(iterator)
+            finalize(self, iterator._shutdown_workers)  # type: ignore[attr-defined]
         return iterator
 
 
+@dataclass
+class KeysOfRound:
+    """The keys of the batches that the workers fetch next, in order."""
+
+    keys: Sequence[Key] = ()
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.keys)
+
+
 WITH_WORKERS: WeakSet[Any] = WeakSet()
-"""Iterators of this process that stop their workers when they are deleted."""
+"""Iterators of this process that stop their workers when they are no longer used."""
 
 
 def leave_workers_to_parent() -> None:

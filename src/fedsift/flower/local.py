@@ -266,10 +266,18 @@ def command(name: str) -> str:
 
 
 def free_port() -> int:
-    """Return a port on which no process listens."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+    """Return a port on which no process listens, and another one at each call."""
+    port = 0
+    while port in CHOSEN_PORTS:
+        with socket.socket() as probe:
+            probe.bind((LOOPBACK, 0))
+            port = int(probe.getsockname()[1])
+    CHOSEN_PORTS.add(port)
+    return port
+
+
+CHOSEN_PORTS = {0}
+"""Whoever asked for a port may not listen on it yet."""
 
 
 def is_listening(address: str, port: int) -> bool:

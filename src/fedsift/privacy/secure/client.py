@@ -9,10 +9,11 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
+from fedsift.codec.header import varint
 from fedsift.privacy.secure.graph import neighbors_of
 from fedsift.privacy.secure.hashing import digest
 from fedsift.privacy.secure.integers import MAX_BITS, Integers, pack_words, to_words, word_type
-from fedsift.privacy.secure.messages import MessageHeader, Reader, SecureStage, bitmap, varint
+from fedsift.privacy.secure.messages import MessageHeader, Reader, SecureStage, bitmap
 from fedsift.privacy.secure.primitives import (
     KEY_BYTES,
     PUBLIC_BYTES,

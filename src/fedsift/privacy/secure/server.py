@@ -14,6 +14,7 @@ from math import gcd
 
 import numpy as np
 
+from fedsift.codec.header import varint
 from fedsift.privacy.secure.attempt import Attempt, Member
 from fedsift.privacy.secure.client import (
     SEALED_BYTES,
@@ -37,7 +38,6 @@ from fedsift.privacy.secure.messages import (
     SecureStage,
     bitmap,
     client_list,
-    varint,
 )
 from fedsift.privacy.secure.primitives import (
     KEY_BYTES,
