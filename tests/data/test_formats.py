@@ -16,8 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, de
 import fedsift
 from fedsift import simulate
 from fedsift.algorithms import fedadam_ssm, fedavg
-from fedsift.engine import Forked, Reference, Stacked, batches
-from fedsift.engine.batches import take
+from fedsift.engine import Forked, Reference, Stacked
 from fedsift.simulation import Options, prepare
 from fedsift.task.samples import as_data, leaves_of, stacked
 
@@ -224,17 +223,6 @@ def test_workers_of_an_earlier_run_do_not_disturb_a_later_one(capfd):
         simulate(network(), clients, None, method, 1, num_workers=1, seed=seed, progress=False)
         gc.collect()
     assert capfd.readouterr().err == ""
-
-
-def test_batches_that_are_made_ahead_are_limited_in_number_and_bytes(monkeypatch):
-    made = iter([(torch.zeros(n), torch.zeros(1)) for n in range(1, 9)])
-    assert [len(x) for x, _ in take(made, 2)] == [1, 2]
-    monkeypatch.setattr(batches, "BYTES_AHEAD", 4 * (3 + 4 + 2))
-    assert [len(x) for x, _ in take(made, 9)] == [3, 4]
-    assert [len(x) for x, _ in take(made, 9)] == [5, 6]
-    expected = after(federation()).state.w
-    monkeypatch.setattr(batches, "BYTES_AHEAD", 1)
-    assert torch.equal(after(federation()).state.w, expected)
 
 
 ITEMS = {
