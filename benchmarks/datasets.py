@@ -150,17 +150,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=list(MODELS))
     given = parser.parse_args()
     torch.set_num_threads(1)
     before = os.getloadavg()[0]
     found = {
-        "steps": [row for model in MODELS for row in compare(model, given.repeats)],
+        "steps": [row for model in given.models for row in compare(model, given.repeats)],
         "waiting": [with_workers(workers) for workers in (0, 1, 2, 4)],
         "load": {"before": before, "after": os.getloadavg()[0], "cores": os.cpu_count()},
         "environment": environment_on("cpu"),
     }
+    print(table(found["steps"]))
     if given.out:
         given.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    """Return the table of README.md."""
+    lines = [
+        "| model | client | ms per step | times tensors | fastest | own ms | without its own |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for each in rows:
+        low, middle, high = each["ratio"]
+        lines.append(
+            f"| {each['model']} | {each['client']} | {each['ms']:.2f} | "
+            f"{middle:.2f} ({low:.2f} to {high:.2f}) | {each['best_ratio']:.2f} | "
+            f"{each['own_ms']:.2f} | {each['without_own']:.2f} |"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

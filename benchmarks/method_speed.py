@@ -205,7 +205,11 @@ def main() -> None:
     for name, found in measure(given.methods, given.repeats, given.device, given.before):
         results[name] = found
         low, high = found["interval"]
-        print(f"{name:16} {found['ratio']:.3f} ({low:.3f} to {high:.3f})", flush=True)
+        print(
+            f"| `{name.replace('_', '-')}` | {found['before']:.4f} | {found['after']:.4f} | "
+            f"{found['ratio']:.3f} ({low:.3f} to {high:.3f}) |",
+            flush=True,
+        )
     if given.out:
         is_gpu = given.device == "cuda"
         about = {
