@@ -25,6 +25,7 @@ ROWS = (
     ("simulation",),
     ("integrations",),
     ("data",),
+    ("llm",),
     ("models",),
     ("runs",),
     ("report",),

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 from fedsift.errors import Diverged, RenamedModules, explain_renamed
 
 if TYPE_CHECKING:
-    from fedsift import advise, algorithms, codec, data, integrations, models, schedules, theory
+    from fedsift import (
+        advise,
+        algorithms,
+        codec,
+        data,
+        integrations,
+        llm,
+        models,
+        schedules,
+        theory,
+    )
     from fedsift.api import Result, rounds, simulate
     from fedsift.optim import Adam
     from fedsift.vector import Layout, State
@@ -32,6 +42,7 @@ __all__ = [
     "codec",
     "data",
     "integrations",
+    "llm",
     "models",
     "rounds",
     "schedules",

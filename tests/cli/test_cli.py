@@ -907,7 +907,7 @@ def test_a_round_with_too_few_updates_ends_with_3_and_names_the_round(here, caps
 def test_bench_shows_the_parts_of_a_round(capsys):
     parts = {"round": 2.0, "train": 1.5, "select": 0.3, "merge": 0.2, "evaluate": 0.1}
     work = {"flops": 1e11, "bytes": 1e9, "limit": 0.5}
-    show_timings([Timing("cnn", 21_840, "cpu", "fp32", **parts, **work)])
+    show_timings([Timing("cnn", "20 clients", 21_840, "cpu", "fp32", **parts, **work)])
     said = " ".join(capsys.readouterr().out.split())
     for part in ("training 1.5 75.0 %", "merging 0.2 10.0 %", "100 GFLOP", "0.5 25.0 %"):
         assert part in said

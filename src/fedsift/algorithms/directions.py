@@ -35,10 +35,10 @@ def directions(
     >>> z
     tensor([ 0.5644,  1.6255,  1.2615,  1.1374,  0.9066, -0.3124])
     """
-    start = torch.tensor(as_int64(seed), device=like.device)
+    start = as_integer(as_int64(seed), like)
     key = random_bits(random_bits(start, as_integer(round, like)), as_integer(step, like))
     for p in range(number):
-        yield normal(random_bits(key, torch.tensor(p, device=like.device)), like)
+        yield normal(random_bits(key, as_integer(p, like)), like)
 
 
 def normal(key: Tensor, like: Tensor) -> Tensor:
@@ -79,8 +79,10 @@ def as_int64(number: int) -> int:
 
 
 def as_integer(number: int | Tensor, like: Tensor) -> Tensor:
-    """Return a number of a round or a step as an integer tensor."""
-    return torch.as_tensor(number, device=like.device).long()
+    """Return a number as an integer tensor, without a copy that a CUDA graph cannot record."""
+    if isinstance(number, Tensor):
+        return number.to(like.device).long()
+    return torch.full((), number, dtype=torch.int64, device=like.device)
 
 
 @cache

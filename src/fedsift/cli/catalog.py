@@ -25,6 +25,7 @@ def catalog() -> dict[str, Any]:
 def declarations() -> dict[str, Any]:
     """Collect what catalog.json should hold from the declarations themselves."""
     from fedsift.data import DATASETS
+    from fedsift.data.authors import AUTHORS
     from fedsift.engine.gpu.stacked import PRECISIONS
     from fedsift.models import MODELS
     from fedsift.runs.config import DEVICES
@@ -34,6 +35,7 @@ def declarations() -> dict[str, Any]:
         "methods": method_settings(),
         "wrappers": wrapper_settings(),
         "datasets": list(DATASETS),
+        "texts": list(AUTHORS),
         "models": list(MODELS),
         "devices": list(DEVICES),
         "precisions": list(PRECISIONS),

@@ -27,7 +27,11 @@ def compare(
         ),
     ] = None,
     target: Annotated[
-        float | None, typer.Option("--target", help="Test accuracy to reach, in (0, 1].")
+        float | None,
+        typer.Option(
+            "--target",
+            help="Test accuracy to reach, in (0, 1]; the perplexity of a language model.",
+        ),
     ] = None,
     data: Data = None,
     config: Config = None,

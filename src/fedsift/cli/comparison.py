@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fedsift.runs.compare import configs_of, csv_of, names_of, table_of
 from fedsift.runs.config import RunConfig
 from fedsift.runs.disk import replace_file
 from fedsift.runs.folder import RunFolder
+from fedsift.runs.language import is_language_model
 from fedsift.runs.records import last_round
 from fedsift.runs.run import federation_of, train_for_rank_zero, with_clients
 
@@ -33,10 +35,11 @@ def start_comparison(config_file: Path | None, given: Mapping[str, Any]) -> None
         with user_input():
             values = merge_config_file(config_file, given)
             names, target, path = (values.pop(k, None) for k in ("algorithms", "target", "out"))
-            target = checked_target(names, target)
             for key in ("algorithm", "data_dir"):
                 values.pop(key, None)
+            check_given(names, target)
             configs = configs_of(names_of(names), values)
+            check_target(target, is_language_model(configs[0].model))
             if rank():
                 train_for_rank_zero(configs)
                 return
@@ -47,16 +50,29 @@ def start_comparison(config_file: Path | None, given: Mapping[str, Any]) -> None
         compare_runs(path, runs, target, parameters)
 
 
-def checked_target(names: Any, target: Any) -> float:
-    """Return the target; refuse a comparison without algorithms or a valid target."""
+def check_given(names: Any, target: Any) -> None:
+    """Refuse a comparison without algorithms or a target."""
     if names is None or target is None:
         raise ConfigError(
             "compare needs --algorithms, such as fedadam-ssm,fedadam, and --target, such as 0.95, "
             "as options or in the --config file"
         )
-    if not isinstance(target, int | float) or not 0 < target <= 1:
+    if not isinstance(target, int | float):
+        raise ConfigError(f"target must be a number, got {target}")
+
+
+def check_target(target: float, is_perplexity: bool) -> None:
+    """Refuse a target that no accuracy, or for a language model no perplexity, can reach.
+
+    >>> check_target(95, is_perplexity=False)
+    Traceback (most recent call last):
+    ...
+    fedsift.errors.ConfigError: target must be in (0, 1], got 95
+    """
+    if is_perplexity and not 1 < target < math.inf:
+        raise ConfigError(f"the target of a language model is a perplexity above 1, got {target}")
+    if not is_perplexity and not 0 < target <= 1:
         raise ConfigError(f"target must be in (0, 1], got {target}")
-    return target
 
 
 def open_folders(path: Path, configs: Sequence[RunConfig]) -> tuple[list[Run], int]:
@@ -97,7 +113,9 @@ def compare_runs(path: Path, runs: Sequence[Run], target: float, parameters: int
         raise Diverged("every algorithm diverged; try a smaller --lr")
     rows = table_of(histories, target)
     config = runs[0][1]
-    title = f"{config.dataset}, {config.partition}: MB per client to {100 * target:.1f} %"
+    is_language = is_language_model(config.model)
+    goal = f"perplexity {target:g}" if is_language else f"{100 * target:.1f} %"
+    title = f"{config.dataset}, {config.partition}: MB per client to {goal}"
     replace_file(path / "compare.csv", csv_of(rows).encode())
     out.print(comparison_table(rows, title, config, parameters))
     if (clients := clients_table(rows)) is not None:
@@ -106,4 +124,4 @@ def compare_runs(path: Path, runs: Sequence[Run], target: float, parameters: int
     with written_or_explained("figure", path / "compare.png", path) as figure:
         comparison_figure(shown, figure, title, target)
     with written_or_explained("report", path / "report.html", path) as report:
-        write_report(shown, report, title, target)
+        write_report(shown, report, title, None if is_language else target)

@@ -29,11 +29,13 @@ FEW = 3
 """The help of a setting names its methods if there are at most this many."""
 PANELS: dict[str, dict[str, str]] = {
     "Data and model": {
-        "dataset": f"Data set: {', '.join(catalog()['datasets'])}.",
+        "dataset": f"Data set: {', '.join(catalog()['datasets'])}; text by author for language "
+        f"models: {', '.join(catalog()['texts'])}, folder:PATH (one .txt file per client).",
         "model": f"Model: {', '.join(catalog()['models'])}; auto picks one that fits the data; "
-        "package.module:factory is your own.",
+        "package.module:factory is your own; llm:PATH is a language model, llm:tiny a random one.",
         "loss": "Loss: package.module:function of the model's output and y; auto is cross-entropy.",
-        "partition": "How the data is split across clients: iid, dirichlet or documents.",
+        "partition": "How the data is split across clients: iid, dirichlet or documents (of text "
+        "by author: one author per client, those with the longest texts).",
         "theta": "Dirichlet concentration; smaller values make clients less alike.",
     },
     "Federation": {
@@ -70,12 +72,22 @@ PANELS: dict[str, dict[str, str]] = {
         "secure_threshold": "Neighbors that must take part, and that restore the mask of a lost "
         "client; 0: three fifths of them, plus one.",
     },
+    "Language models": {
+        "lora_rank": "Rank of the LoRA adapters; 0 trains the whole model.",
+        "lora_alpha": "LoRA multiplies the adapters' product by alpha / rank.",
+        "lora_targets": "Names of the layers with adapters, separated by commas; all-linear: every "
+        "linear layer but the output layer.",
+        "lora_dropout": "Dropout before the adapters.",
+        "block_length": "Tokens per sample.",
+        "gradient_checkpointing": "Compute activations again in the backward pass, which saves "
+        "memory.",
+    },
     METHOD_PANEL: {},
     "Execution": {
         "seed": "Seed of the weights, the partition, the cohorts and the mini-batches.",
         "device": "auto, cpu or cuda; auto uses CUDA if it is available.",
         "client_tests": "Also measure the accuracy on each client: on the test set, weighted by "
-        "the classes of the client's data.",
+        "the classes of the client's data. Of text by author: the perplexity on each author.",
         "precision": "On a GPU: fp32, tf32 or bf16.",
         "wire": "count measures every message; real also encodes and decodes it.",
         "tensorboard": "Also write TensorBoard events to the run folder.",

@@ -15,7 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedsift.cli.exit_codes import user_input
 from fedsift.cli.options import DataDir, path
-from fedsift.cli.reproduce_tables import is_selected, paper_table, traffic_table
+from fedsift.cli.reproduce_tables import (
+    is_selected,
+    language_table,
+    paper_table,
+    traffic_table,
+)
 from fedsift.cli.terminal import err
 from fedsift.cli.terminal import out as console
 from fedsift.reproduce.experiments import EXPERIMENTS, Experiment, split_names, task_names
@@ -48,7 +53,9 @@ def reproduce(
             "all with data on this machine",
         ),
     ] = None,
-    setting: Annotated[str | None, option("--setting", "iid or noniid.", "both")] = None,
+    setting: Annotated[
+        str | None, option("--setting", "iid or noniid; language models have one.", "both")
+    ] = None,
     methods: Annotated[
         str | None,
         option(
@@ -89,7 +96,7 @@ def reproduce(
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Reproduce tables and figures of the paper, or the comparison of sift.
+    """Reproduce tables and figures of the paper, or the comparisons of sift and language models.
 
     The same command continues where it stopped: finished runs are not repeated, and interrupted
     runs resume. A run that fails does not stop the others. The results include all runs in the
@@ -230,6 +237,7 @@ def print_tables(experiment: Experiment, selection: Selection, file: Path, out: 
     lines = [line for line in lines if is_selected(line, selection, has_all_settings)]
     if not lines:
         raise ValueError(f"no run of {experiment.name} in {out} matches the selection")
-    make_table = traffic_table if experiment.kind == "traffic" else paper_table
+    tables = {"traffic": traffic_table, "language": language_table}
+    make_table = tables.get(experiment.kind, paper_table)
     for (task, setting), group in groupby(lines, lambda line: (line["task"], line["setting"])):
         console.print(make_table(list(group), f"{task}, {setting}"))

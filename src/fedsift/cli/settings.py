@@ -70,4 +70,4 @@ def folder_name(name: str) -> str:
     >>> folder_name("digits-my_module:fedprox")
     'digits-my_module-fedprox'
     """
-    return name.replace(":", "-")
+    return name.replace(":", "-").replace("/", "-")

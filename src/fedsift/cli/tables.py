@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rich.table import Table
 
 from fedsift.cli.terminal import number_table, plain_table
 from fedsift.progress import file_size, percent, times_fewer
+from fedsift.progress.text import decimal
 from fedsift.report.groups import decimals
 from fedsift.report.tables import number_of
-from fedsift.runs.compare import CLIENT_COLUMNS, Row, dense_fedadam_bytes, mibit
+from fedsift.runs.compare import (
+    CLIENT_COLUMNS,
+    PERPLEXITY_COLUMNS,
+    Row,
+    dense_fedadam_bytes,
+    mibit,
+)
 from fedsift.runs.config import RunConfig
 
 
@@ -49,11 +56,13 @@ def summary_rows(summary: Mapping[str, Any], loss: float | None) -> dict[str, st
 
 
 def quality_rows(summary: Mapping[str, Any], loss: float | None) -> dict[str, str]:
-    """Return the accuracies, or the loss if there are none.
+    """Return the accuracies, or the perplexities or the loss if there are none.
 
     >>> quality_rows({"final_accuracy": None}, loss=0.25)
     {'final test loss': '0.25'}
     """
+    if "final_perplexity" in summary:
+        return {f"{x} perplexity": decimal(summary[f"{x}_perplexity"]) for x in ("final", "best")}
     if summary["final_accuracy"] is None and loss is not None:
         return {"final test loss": f"{loss:.4g}"}
     return {f"{x} accuracy": percent(summary[f"{x}_accuracy"]) for x in ("final", "best")}
@@ -69,14 +78,15 @@ def partition_text(summary: Mapping[str, Any]) -> str:
     return f"{partition} (θ = {summary['theta']:g})" if partition == "dirichlet" else partition
 
 
-COMPARISON = ("algorithm", "MB", "vs dense", "Mibit", "round", "best %", "final %")
+COMPARISON = ("algorithm", "MB", "vs dense", "Mibit", "round")
 
 
 def comparison_table(rows: Iterable[Row], title: str, config: RunConfig, parameters: int) -> Table:
     """Return a table like the paper's Table 1 for one task, with MB per client first."""
     rows = list(rows)
     table = plain_table(title)
-    for heading in COMPARISON:
+    unit = "ppl" if is_of_language(rows) else "%"
+    for heading in (*COMPARISON, f"best {unit}", f"final {unit}"):
         table.add_column(
             heading, justify="left" if heading == "algorithm" else "right", no_wrap=True
         )
@@ -93,6 +103,8 @@ def comparison_table(rows: Iterable[Row], title: str, config: RunConfig, paramet
 def comparison_cells(row: Row, config: RunConfig, parameters: int) -> list[str]:
     """Return a row's cells in the order of the headings."""
     accuracies = [percent(x).removesuffix(" %") for x in (row.best_accuracy, row.final_accuracy)]
+    if row.final_perplexity is not None and row.best_perplexity is not None:
+        accuracies = [decimal(x) for x in (row.best_perplexity, row.final_perplexity)]
     if row.round is None or row.megabytes is None or row.mibit is None:
         return [row.algorithm, "∞", "", "–", "–", *accuracies]
     dense = dense_fedadam_bytes(parameters, row.round, config.clients, config.participation)
@@ -106,19 +118,36 @@ def comparison_cells(row: Row, config: RunConfig, parameters: int) -> list[str]:
     ]
 
 
+def is_of_language(rows: Iterable[Row]) -> bool:
+    """Whether rows are of language models, which have a perplexity."""
+    return any(row.final_perplexity is not None for row in rows)
+
+
 def clients_table(rows: Iterable[Row]) -> Table | None:
-    """Return a table of the accuracy on the clients; None if no run has measured it."""
-    rows = [row for row in rows if row.client_accuracy_mean is not None]
+    """Return a table of what was measured on the clients; None if nothing was."""
+    rows = list(rows)
+    columns, title, tail = CLIENT_COLUMNS, "accuracy on the clients, %", 10
+    show: Callable[[float], str] = points
+    if is_of_language(rows):
+        columns, title, tail = PERPLEXITY_COLUMNS, "perplexity on the clients", 90
+        show = decimal
+    rows = [row for row in rows if getattr(row, columns[0]) is not None]
     if not rows:
         return None
-    table = number_table(
-        "accuracy on the clients, %", ("mean", "worst", "10th percentile", "deviation")
-    )
+    table = number_table(title, ("mean", "worst", f"{tail}th percentile", "deviation"))
     for row in rows:
-        values = [getattr(row, name) for name in CLIENT_COLUMNS]
-        table.add_row(row.algorithm, *(percent(x).removesuffix(" %") for x in values))
+        table.add_row(row.algorithm, *(show(getattr(row, name)) for name in columns))
     table.caption = "After the last round; deviation: the standard deviation between clients"
     return table
+
+
+def points(share: float) -> str:
+    """Return a share in percent, without the unit.
+
+    >>> points(0.5)
+    '50.00'
+    """
+    return percent(share).removesuffix(" %")
 
 
 def fixed(x: float) -> str:

@@ -18,18 +18,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedsift.algorithms.fedadam_ssm import fedadam_ssm
 from fedsift.algorithms.method import Context, LocalUpdate
+from fedsift.cli.timed_models import CLIENTS, loss_for, model_for, random_samples, work_for
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
-from fedsift.data.text import ALPHABET, loss_of
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
-from fedsift.models import MODELS, build
 from fedsift.simulation import Options, prepare
-from fedsift.task.samples import TensorPair, first_samples
+from fedsift.task.samples import first_samples
 from fedsift.vector import State
 
-CLIENTS, STEPS, BATCH = 20, 30, 64
-SAMPLES, TESTED = 10 * BATCH, 10_000
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 LONG_SIDE, LONG_TIMES = 4096, 4
 """Matrix products that take a GPU about as long as the local steps of a round of the CNN."""
@@ -50,6 +47,7 @@ class Timing:
     """Seconds of one round of a model, by part, and the limit for its local steps."""
 
     model: str
+    work: str
     parameters: int
     device: str
     precision: str
@@ -71,7 +69,7 @@ class Timing:
 def bench(
     models: Sequence[str], device: str, precision: str = "fp32", rounds: int = 5
 ) -> Iterator[Timing]:
-    """Time a round of FedAdam-SSM for each model: 20 clients, 30 steps of 64 samples."""
+    """Time a round of FedAdam-SSM for each model."""
     peaks = measure_peaks(device, precision)
     for name in models:
         yield time_model(name, device, precision, rounds, peaks)
@@ -89,42 +87,32 @@ def time_model(name: str, device: str, precision: str, rounds: int, peaks: Peaks
     limit = max(flops / peaks.flops, traffic / peaks.bytes)
     train = max(0.0, whole - select - merge)
     return Timing(
-        name, federation.task.layout.d, device, precision, whole, train, select, merge, evaluate,
-        flops, traffic, limit,
+        name, work_for(name).text, federation.task.layout.d, device, precision, whole, train,
+        select, merge, evaluate, flops, traffic, limit,
     )  # fmt: skip
 
 
 def federation_for(name: str, device: str, precision: str) -> Federation:
     """Return a federation on random samples, which take as long as real ones."""
-    draw = torch.Generator().manual_seed(0)
-    shape = MODELS[name].shape
-    clients = [samples(SAMPLES, shape, draw) for _ in range(CLIENTS)]
+    draw, work = torch.Generator().manual_seed(0), work_for(name)
+    clients = [random_samples(name, 10 * work.batch, draw) for _ in range(CLIENTS)]
     return prepare(
-        build(name, shape, seed=0),
+        model_for(name, device, precision),
         clients,
-        samples(TESTED, shape, draw),
-        fedadam_ssm(local_steps=STEPS),
+        random_samples(name, work.tested, draw),
+        fedadam_ssm(local_steps=work.steps),
         Options(
-            batch_size=BATCH,
+            batch_size=work.batch,
             participation=1.0,
             dropout=0.0,
             min_clients=0,
             wire="count",
-            loss=loss_of(clients[0][1]),
+            loss=loss_for(name, clients[0][1]),
             seed=0,
             device=device,
             precision=precision,
         ),
     )
-
-
-def samples(number: int, shape: tuple[int, ...], draw: torch.Generator) -> TensorPair:
-    """Draw random images of ten classes, or random characters and their successors."""
-    if len(shape) == 1:
-        text = torch.randint(0, len(ALPHABET), (number, 1 + shape[0]), generator=draw)
-        return text[:, :-1], text[:, 1:]
-    y = torch.randint(0, 10, (number,), generator=draw)
-    return torch.randn(number, *shape, generator=draw), y
 
 
 def round_runner(federation: Federation, snapshot: Snapshot) -> Callable[[], None]:
@@ -220,15 +208,11 @@ def settle(device: str) -> None:
 
 def work_of(name: str, federation: Federation) -> tuple[float, float]:
     """Return the floating-point operations of a round, and the bytes its optimizer moves."""
-    model = build(name, MODELS[name].shape, seed=0)
-    flops = (
-        CLIENTS
-        * STEPS
-        * BATCH
-        * flops_of(model, first_samples(federation.task.clients[0], 1)[0].cpu())
-    )
+    work = work_for(name)
+    sample = first_samples(federation.task.clients[0], 1)[0].cpu()
+    flops = CLIENTS * work.steps * work.batch * flops_of(model_for(name), sample)
     layout = federation.task.layout
-    traffic = CLIENTS * STEPS * ADAM_TRAFFIC * layout.d * layout.dtype.itemsize
+    traffic = CLIENTS * work.steps * ADAM_TRAFFIC * layout.d * layout.dtype.itemsize
     return float(flops), float(traffic)
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsift.data import text
+from fedsift.data.authors import digest_of_texts, is_text
 from fedsift.data.image_files import Images, read_cifar10, read_fashion_mnist, read_svhn
 from fedsift.seeding import stream
 from fedsift.task import Loss
@@ -161,12 +162,19 @@ def digest_of(name: str) -> str:
     >>> digest_of("digits"), len(digest_of("python-stdlib"))
     ('', 64)
     """
+    if is_text(name):
+        return digest_of_texts(name)
     digest = DATASETS[name].digest if name in DATASETS else None
     return digest() if digest else ""
 
 
 def _entry(name: str) -> DatasetEntry:
     name = name.replace("_", "-")
+    if is_text(name):
+        raise ValueError(
+            f"{name} is text for language models, as in 'fedsift run --model llm:PATH --dataset "
+            f"{name}'; here, choose one of: {', '.join(DATASETS)}"
+        )
     if name not in DATASETS:
         raise ValueError(f"unknown dataset {name!r}; choose one of: {', '.join(DATASETS)}")
     return DATASETS[name]

@@ -1,7 +1,8 @@
-"""The accuracy of the global model on each client."""
+"""The accuracy of the global model on each client, or its perplexity."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,16 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedsift.engine.predictions import predictions
-from fedsift.engine.scoring import class_axis, correct_labels, num_labels
+from fedsift.engine.predictions import outputs, predictions
+from fedsift.engine.scoring import class_axis, correct_labels, num_labels, score_output
 from fedsift.seeding import torch_seed
 from fedsift.task import Data, Task
 from fedsift.task.checks import check_test_data
 from fedsift.task.labels import labels_of
-from fedsift.task.samples import first_samples, seeded_random
+from fedsift.task.losses import has_perplexity
+from fedsift.task.samples import first_samples, seeded_random, size_of
 
 ModelOfClient = Callable[[int], nn.Module]
 """Returns the model as a client uses it."""
+MAX_LOSS = 700.0
+"""Larger losses have no perplexity that is a number."""
 BY_CLASS = "by-class"
 """Each client's accuracy is that on the test set, weighted by the classes of its own data."""
 
@@ -36,6 +40,8 @@ def check_client_tests(client_tests: Sequence[Data], task: Task) -> None:
     for client, data in enumerate(client_tests):
         output = check_test_data(f"the test data of client {client}", task, data)
         _, y = first_samples(data)
+        if has_perplexity(task.loss):
+            continue
         if correct_labels(output, y, class_axis(task.loss)) is None:
             raise ValueError(
                 f"client_tests measures accuracy, but the labels of client {client} are not "
@@ -46,10 +52,11 @@ def check_client_tests(client_tests: Sequence[Data], task: Task) -> None:
 def measure_clients(
     client_tests: Sequence[Data], task: Task, of_client: ModelOfClient
 ) -> list[float]:
-    """Return the accuracy on each client's test data."""
+    """Return the accuracy on each client's test data, or the perplexity of a language model."""
+    measure = perplexity_on if has_perplexity(task.loss) else accuracy_on
     with seeded_random(torch_seed(task.seed, "client tests"), task.device):
         return [
-            accuracy_on(replace(task, test=data), of_client(client))
+            measure(replace(task, test=data), of_client(client))
             for client, data in enumerate(client_tests)
         ]
 
@@ -59,6 +66,13 @@ def accuracy_on(task: Task, model: nn.Module) -> float:
     assert task.test is not None
     correct = sum(int(is_correct.sum()) for _, is_correct in predictions(task, model))
     return correct / num_labels(task.test)
+
+
+def perplexity_on(task: Task, model: nn.Module) -> float:
+    """Return the exponential of a model's mean loss on the task's test set."""
+    assert task.test is not None
+    scores = [score_output(task, output, y) for output, y in outputs(task, model)]
+    return math.exp(min(MAX_LOSS, sum(loss for _, loss in scores) / size_of(task.test)))
 
 
 def class_shares(task: Task) -> NDArray[np.float64]:
@@ -111,6 +125,24 @@ def accuracy_of_classes(task: Task, model: nn.Module, classes: int) -> NDArray[n
             correct += torch.bincount(y[is_correct].cpu(), minlength=classes)
     found: NDArray[np.float64] = (correct / total.clamp(min=1)).double().numpy()
     return found
+
+
+def summarized_perplexities(perplexities: list[float]) -> dict[str, Any]:
+    """Return the columns of a record: all perplexities, and a summary as of accuracies.
+
+    The worst perplexity is the highest, and the 90th percentile is as bad as the 10th of accuracy.
+
+    >>> {name: x for name, x in summarized_perplexities([2.0, 4.0]).items() if "p90" not in name}
+    {'client_perplexity': [2.0, 4.0], 'client_perplexity_mean': 3.0, 'client_perplexity_worst': \
+4.0, 'client_perplexity_std': 1.0}
+    """
+    return {
+        "client_perplexity": perplexities,
+        "client_perplexity_mean": float(np.mean(perplexities)),
+        "client_perplexity_worst": max(perplexities),
+        "client_perplexity_p90": float(np.percentile(perplexities, 90)),
+        "client_perplexity_std": float(np.std(perplexities)),
+    }
 
 
 def summarized(accuracies: list[float]) -> dict[str, Any]:

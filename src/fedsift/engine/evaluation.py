@@ -18,11 +18,13 @@ from fedsift.engine.client_tests import (
     measure_by_class,
     measure_clients,
     summarized,
+    summarized_perplexities,
 )
 from fedsift.engine.predictions import outputs
 from fedsift.seeding import torch_seed
 from fedsift.task import Data, Task
 from fedsift.task.checks import one_line_errors
+from fedsift.task.losses import has_perplexity
 from fedsift.task.samples import Tree, num_samples, seeded_random
 
 Metric = Callable[[Any, Any], float]
@@ -33,7 +35,9 @@ Evaluate = Callable[[nn.Module], Mapping[str, Any]]
 OWN_COLUMNS = (
     "round", "clients", "rejected", "clamped", "train_loss", "problems", "uplink_bits_paper",
     "uplink_bytes", "downlink_bytes", "seconds", "client_accuracy", "client_accuracy_mean",
-    "client_accuracy_worst", "client_accuracy_p10", "client_accuracy_std",
+    "client_accuracy_worst", "client_accuracy_p10", "client_accuracy_std", "perplexity",
+    "client_perplexity", "client_perplexity_mean", "client_perplexity_worst",
+    "client_perplexity_p90", "client_perplexity_std",
 )  # fmt: skip
 """Columns of a record that no metric may have. Accuracy and loss belong to the test set."""
 
@@ -50,7 +54,8 @@ class Evaluation:
     function
         Called with the model, in evaluation mode; returns named numbers.
     client_tests
-        Data of each client, on which the accuracy of the global model is measured.
+        Data of each client, on which the accuracy of the global model is measured, or the
+        perplexity of a language model.
     class_shares
         The share of each class in each client's data, shape (clients, classes). The accuracy on
         each client is then that on the test set, weighted by these shares.
@@ -98,7 +103,8 @@ class Evaluation:
         """
         found: dict[str, Any] = {**measure_metrics(self.metrics, task, model)}
         if self.client_tests:
-            found |= summarized(measure_clients(self.client_tests, task, of_client))
+            summary = summarized_perplexities if has_perplexity(task.loss) else summarized
+            found |= summary(measure_clients(self.client_tests, task, of_client))
         if self.class_shares is not None:
             found |= summarized(measure_by_class(self.class_shares, task, of_client))
         if self.function is not None:

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsift.seeding import torch_seed
 from fedsift.task import Data, Loss, Task
+from fedsift.task.losses import has_perplexity
 from fedsift.task.samples import (
     DatasetItems,
     Pair,
@@ -25,16 +26,26 @@ undefined: if the labels are not classes, one per argmax of the output."""
 
 CHUNK = 1000
 """Test samples per chunk. This bounds memory, and a fixed size keeps results reproducible."""
+TOKENS = {"cpu": 1 << 11, "cuda": 1 << 13}
+"""Tokens per chunk of a language model, whose output has a number per word of its vocabulary."""
+
+
+def chunk_size(task: Task) -> int:
+    """Return the number of test samples per chunk."""
+    if task.test is None or not has_perplexity(task.loss):
+        return CHUNK
+    return min(CHUNK, max(1, TOKENS[task.device.type] // labels_per_sample(task.test)))
 
 
 def num_chunks(task: Task) -> int:
     """Return the number of chunks of the test set."""
-    return 0 if task.test is None else -(-size_of(task.test) // CHUNK)
+    return 0 if task.test is None else -(-size_of(task.test) // chunk_size(task))
 
 
-def chunk_of_test_set(task: Task, chunk: int, size: int = CHUNK) -> Pair:
+def chunk_of_test_set(task: Task, chunk: int, size: int | None = None) -> Pair:
     """Return one chunk of the test set."""
     assert task.test is not None
+    size = size or chunk_size(task)
     first = chunk * size
     last = min(first + size, size_of(task.test))
     if isinstance(task.test, DatasetItems):
@@ -47,6 +58,8 @@ def chunk_of_test_set(task: Task, chunk: int, size: int = CHUNK) -> Pair:
 def score_output(task: Task, output: Any, labels: Tree) -> Score:
     """Return the number of correct labels and the sum of losses for a model's output."""
     loss = float(task.loss(output, labels)) * num_samples(labels)
+    if has_perplexity(task.loss):
+        return None, loss
     is_correct = correct_labels(output, labels, class_axis(task.loss))
     return (None if is_correct is None else int(is_correct.sum())), loss
 
@@ -92,5 +105,10 @@ def num_labels(data: Data) -> int:
     >>> num_labels((torch.zeros(3, 5), torch.zeros(3, 2)))
     6
     """
+    return size_of(data) * labels_per_sample(data)
+
+
+def labels_per_sample(data: Data) -> int:
+    """Return the number of labels of one sample."""
     _, y = first_samples(data, 1)
-    return size_of(data) * int(y.numel())
+    return int(y.numel())

@@ -1,12 +1,10 @@
-"""Small Transformers: ViT-Tiny for images (Dosovitskiy et al., 2021), and one for characters.
-
-Attention does not use the fused GPU kernels, as their results differ from run to run.
-"""
+"""Small Transformers: ViT-Tiny for images (Dosovitskiy et al., 2021), and one for characters."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from fedsift.data.text import ALPHABET, CONTEXT
 
@@ -18,35 +16,29 @@ CHAR_WIDTH, CHAR_HEADS, CHAR_BLOCKS = 128, 4, 3
 class Attention(nn.Module):
     """Multi-head self-attention: softmax(q kᵀ / √width) v.
 
-    With a ``context``, the number of tokens, it is causal: a token attends to itself and to earlier
-    ones.
+    If it is causal, a token attends to itself and to earlier ones.
     """
 
-    mask: Tensor | None
-
-    def __init__(self, width: int, heads: int, context: int | None = None) -> None:
+    def __init__(self, width: int, heads: int, is_causal: bool = False) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.is_causal = heads, is_causal
         self.inputs = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
-        mask = None if context is None else torch.full((context, context), -torch.inf).triu(1)
-        self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens ``(samples, tokens, width)`` to tokens of the same shape."""
         q, k, v = self.inputs(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        scores = q @ k.transpose(-2, -1) * q.size(-1) ** -0.5
-        shares = torch.softmax(scores if self.mask is None else scores + self.mask, dim=-1)
-        mixed: Tensor = self.output((shares @ v).transpose(1, 2).flatten(2))
+        heads = scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
+        mixed: Tensor = self.output(heads.transpose(1, 2).flatten(2))
         return mixed
 
 
 class TransformerBlock(nn.Module):
     """A pre-norm block: attention between tokens, then an MLP on each token."""
 
-    def __init__(self, width: int, heads: int, context: int | None = None) -> None:
+    def __init__(self, width: int, heads: int, is_causal: bool = False) -> None:
         super().__init__()
-        self.attention = nn.Sequential(nn.LayerNorm(width), Attention(width, heads, context))
+        self.attention = nn.Sequential(nn.LayerNorm(width), Attention(width, heads, is_causal))
         self.network = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
@@ -69,7 +61,9 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images to tokens ``(samples, patches, width)``."""
-        pixels = nn.functional.unfold(x, PATCH, stride=PATCH).transpose(1, 2)
+        samples, channels, height, width = x.shape
+        grid = x.view(samples, channels, height // PATCH, PATCH, width // PATCH, PATCH)
+        pixels = grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
         tokens: Tensor = self.patch(pixels) + self.place
         return tokens
 
@@ -117,6 +111,6 @@ def char_transformer() -> nn.Module:
     636128
     """
     width, characters = CHAR_WIDTH, len(ALPHABET)
-    blocks = [TransformerBlock(width, CHAR_HEADS, CONTEXT) for _ in range(CHAR_BLOCKS)]
+    blocks = [TransformerBlock(width, CHAR_HEADS, is_causal=True) for _ in range(CHAR_BLOCKS)]
     head = [nn.LayerNorm(width), nn.Linear(width, characters)]
     return nn.Sequential(CharacterEmbedding(characters, CONTEXT, width), *blocks, *head)

@@ -41,8 +41,27 @@ def percent(x: float | None) -> str:
     return "–" if x is None else f"{100 * x:.2f} %"
 
 
+def perplexity_text(record: Mapping[str, Any]) -> list[str]:
+    """Return the test perplexity of a language model, if there is one.
+
+    >>> perplexity_text({"perplexity": 36.5048}), perplexity_text({"loss": 1.0})
+    (['perplexity 36.50'], [])
+    """
+    found = record.get("perplexity")
+    return [] if found is None else [f"perplexity {decimal(found)}"]
+
+
+def decimal(x: float) -> str:
+    """Return a number with two decimals, or in powers of ten if it is large.
+
+    >>> decimal(36.5048), decimal(1234567.0)
+    ('36.50', '1.23e+06')
+    """
+    return f"{x:.2f}" if x < 1e5 else f"{x:.3g}"
+
+
 def short_status(record: Mapping[str, Any]) -> str:
-    """Return a round's accuracy, or else its loss, and the uplink so far.
+    """Return a round's accuracy, or else its perplexity or loss, and the uplink so far.
 
     >>> short_status({"accuracy": 0.9, "uplink_bytes": 1.2e6})
     '90.00 % · 1.20 MB per client'
@@ -50,7 +69,9 @@ def short_status(record: Mapping[str, Any]) -> str:
     'loss 0.5 · 1.20 MB per client'
     """
     accuracy = record["accuracy"]
-    quality = loss_text(record) if accuracy is None else [percent(accuracy)]
+    quality = perplexity_text(record) or loss_text(record)
+    if accuracy is not None:
+        quality = [percent(accuracy)]
     return " · ".join([*quality, f"{file_size(record['uplink_bytes'])} per client"])
 
 
@@ -91,6 +112,7 @@ def round_line(
     words = [
         f"{name} round {record['round']}/{rounds}",
         *accuracy,
+        *perplexity_text(record),
         *loss_text(record),
         f"{up} up, {down} down per client",
         *rejected_text(record),

@@ -1,8 +1,9 @@
-"""How the accuracy of the global model differs between clients: charts and a table."""
+"""How the accuracy or perplexity of the global model differs between clients: the charts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -21,62 +22,136 @@ from fedsift.report.groups import SeedGroup
 from fedsift.report.quantities import Quantity
 from fedsift.simulation import Record
 
-SUMMARIES = {
-    "worst client": Quantity("client_accuracy_worst", "accuracy of the worst client", True),
-    "10th percentile": Quantity("client_accuracy_p10", "10th percentile of the accuracies", True),
-    "mean": Quantity("client_accuracy_mean", "mean accuracy of the clients", True),
-    "deviation": Quantity("client_accuracy_std", "standard deviation between clients", True),
-}
-"""Summaries of the clients' accuracies in a round."""
+
+@dataclass(frozen=True)
+class ClientMeasure:
+    """What is measured on each client, and which clients are badly off.
+
+    ``percentile`` is that of the values at which a tenth of the clients are worse.
+    """
+
+    name: str
+    plural: str
+    percentile: int
+    is_share: bool
+    note: str
+
+    @property
+    def key(self) -> str:
+        """The column with the values of all clients."""
+        return f"client_{self.name}"
+
+    @property
+    def tail(self) -> str:
+        """The name of the percentile."""
+        return f"{self.percentile}th percentile"
+
+    @property
+    def summaries(self) -> dict[str, Quantity]:
+        """The summaries of the clients' values in a round."""
+        titles = {
+            "worst client": ("worst", f"{self.name} of the worst client"),
+            self.tail: (f"p{self.percentile}", f"{self.tail} of the {self.plural}"),
+            "mean": ("mean", f"mean {self.name} of the clients"),
+            "deviation": ("std", "standard deviation between clients"),
+        }
+        return {
+            name: Quantity(f"{self.key}_{column}", title, self.is_share)
+            for name, (column, title) in titles.items()
+        }
+
+    @property
+    def worst(self) -> Quantity:
+        """The value of the worst client."""
+        return self.summaries["worst client"]
+
+    def from_worst(self, values: Sequence[float]) -> list[int]:
+        """Return the clients in order, from the worst to the best."""
+        sign = 1 if self.is_share else -1
+        return sorted(range(len(values)), key=lambda n: (sign * values[n], n))
+
+    def show(self, value: str) -> str:
+        """Return the format of a value in a chart."""
+        return f"%{{{value}:.2%}}" if self.is_share else f"%{{{value}:.2f}}"
+
+    def axis(self) -> dict[str, Any]:
+        """Return the axis of the values."""
+        return {
+            "title": f"{self.name} on a client",
+            **({"tickformat": ".0%"} if self.is_share else {}),
+        }
+
+
+MEASURES = (
+    ClientMeasure(
+        "accuracy", "accuracies", 10, True,
+        "Accuracy on the clients after the last round that was evaluated: the lowest, that which "
+        "nine out of ten clients exceed, the mean, and the standard deviation in percentage points."
+    ),
+    ClientMeasure(
+        "perplexity", "perplexities", 90, False,
+        "Perplexity on the clients after the last round that was evaluated: the highest, that "
+        "which one out of ten clients exceeds, the mean, and the standard deviation."
+    ),
+)  # fmt: skip
+"""What can be measured on each client."""
 MOST_BARS = 60
 """A run with more clients than this gets a line in place of bars."""
 FEW_BARS = 10
 """Up to this many bars are drawn narrow."""
 
 
+def measured(comparison: Comparison) -> ClientMeasure | None:
+    """Return what the runs measured on each client; None if nothing."""
+    return next((m for m in MEASURES if groups_with(comparison, m.worst)), None)
+
+
 def by_client(comparison: Comparison) -> FigureBlock:
-    """Return the charts of the accuracy on each client."""
-    groups = groups_with(comparison, SUMMARIES["worst client"])
-    if not groups:
+    """Return the charts of the accuracy, or the perplexity, on each client."""
+    measure = measured(comparison)
+    if measure is None:
         return FigureBlock("", "")
-    views = [View("each client", [clients_chart(groups)])]
-    views += [View(name, [summary_chart(groups, y)]) for name, y in SUMMARIES.items()]
+    groups = groups_with(comparison, measure.worst)
+    views = [View("each client", [clients_chart(groups, measure)])]
+    views += [View(name, [summary_chart(groups, y)]) for name, y in measure.summaries.items()]
     note = (
-        "The accuracy of the global model on each client, after the last round that was evaluated, "
-        "from the worst client to the best."
+        f"The {measure.name} of the global model on each client, after the last round that was "
+        "evaluated, from the worst client to the best."
     )
-    return FigureBlock(
-        "How does accuracy differ between clients?", note, views, wide=True, file="clients"
-    )
+    title = f"How does {measure.name} differ between clients?"
+    return FigureBlock(title, note, views, wide=True, file="clients")
 
 
-def clients_chart(groups: Sequence[SeedGroup]) -> Chart:
-    """Return the clients' accuracies in ascending order: bars for one run, else a line each."""
-    accuracies = [sorted_accuracies(group) for group in groups]
-    if len(groups) == 1 and len(groups[0].runs) == 1 and len(accuracies[0]) <= MOST_BARS:
-        return client_bars(groups[0])
+def clients_chart(groups: Sequence[SeedGroup], measure: ClientMeasure) -> Chart:
+    """Return the clients' values from worst to best: bars for one run, else a line each."""
+    values = [values_from_worst(group, measure) for group in groups]
+    if len(groups) == 1 and len(groups[0].runs) == 1 and len(values[0]) <= MOST_BARS:
+        return client_bars(groups[0], measure)
+    hover = f"{measure.show('y')}, %{{x:.0f}} % of the clients are worse"
     traces = [
-        curve(group, ranks(len(found)), found, "%{y:.2%}, %{x:.0f} % of the clients are worse")
-        for group, found in zip(reversed(groups), reversed(accuracies), strict=True)
+        curve(group, ranks(len(found)), found, hover)
+        for group, found in zip(reversed(groups), reversed(values), strict=True)
     ]
-    every = [x for found in accuracies for x in found]
-    y = {"title": "accuracy on a client", "tickformat": ".0%", "range": [*share_range(every)]}
+    every = [x for found in values for x in found]
+    bounds = {"range": [*share_range(every)]} if measure.is_share else {}
     x = {"title": "clients, from worst to best, %", "range": [-2, 102]}
-    return chart(traces, x, y)
+    return chart(traces, x, {**measure.axis(), **bounds})
 
 
-def sorted_accuracies(group: SeedGroup) -> list[float]:
-    """Return the clients' last known accuracies in ascending order, mean over the runs."""
-    tested = [last for run in group.runs if (last := last_tested(run.history))]
-    found = [sorted(record["client_accuracy"]) for record in tested]
+def values_from_worst(group: SeedGroup, measure: ClientMeasure) -> list[float]:
+    """Return the clients' last known values from worst to best, mean over the runs."""
+    tested = [
+        last[measure.key] for run in group.runs if (last := last_tested(run.history, measure))
+    ]
+    found = [[values[n] for n in measure.from_worst(values)] for values in tested]
     if len({len(each) for each in found}) > 1:
         found = found[:1]
     return [fmean(column) for column in zip(*found, strict=True)]
 
 
-def last_tested(history: Sequence[Record]) -> Record | None:
-    """Return the last record with the clients' accuracies."""
-    return next((r for r in reversed(history) if r.get("client_accuracy")), None)
+def last_tested(history: Sequence[Record], measure: ClientMeasure) -> Record | None:
+    """Return the last record with the clients' values."""
+    return next((r for r in reversed(history) if r.get(measure.key)), None)
 
 
 def ranks(clients: int) -> list[float]:
@@ -94,32 +169,36 @@ def share_range(shares: Sequence[float]) -> tuple[float, float]:
     return max(0.0, min(shares) - room), min(1.02, max(shares) + room)
 
 
-def client_bars(group: SeedGroup) -> Chart:
-    """Return a bar for each client of a run, with the mean and the 10th percentile as lines."""
-    record = last_tested(group.first.history) or {}
-    accuracies = record["client_accuracy"]
-    order = sorted(range(len(accuracies)), key=lambda n: (accuracies[n], n))
+def client_bars(group: SeedGroup, measure: ClientMeasure) -> Chart:
+    """Return a bar for each client of a run, with the mean and the percentile as lines."""
+    record = last_tested(group.first.history, measure) or {}
+    found = record[measure.key]
+    order = measure.from_worst(found)
     names = [str(n) for n in order]
     bars = {
         "type": "bar",
         "x": names,
-        "y": [accuracies[n] for n in order],
+        "y": [found[n] for n in order],
         "marker": {"color": f"--c{group.color}/0.4"},  # the lines across must stay visible
-        "name": "accuracy on a client",
-        "hovertemplate": "client %{x}: %{y:.2%}<extra></extra>",
+        "name": f"{measure.name} on a client",
+        "hovertemplate": f"client %{{x}}: {measure.show('y')}<extra></extra>",
     }
-    values = {name: record[SUMMARIES[name].key] for name in ("mean", "10th percentile")}
-    label = " · ".join(f"{name} {value:.1%}" for name, value in values.items())
+    values = {name: record[measure.summaries[name].key] for name in ("mean", measure.tail)}
+    form = ".1%" if measure.is_share else ".2f"
+    label = " · ".join(f"{name} {value:{form}}" for name, value in values.items())
+    hover = measure.show("y")
     lines = [
-        level_line(names, values["mean"], "mean", "dash", label),
-        level_line(names, values["10th percentile"], "10th percentile", "dot"),
+        level_line(names, values["mean"], "mean", "dash", hover, label),
+        level_line(names, values[measure.tail], measure.tail, "dot", hover),
     ]
     x = {"title": "client", "type": "category", "showgrid": False}
-    y = {"title": "accuracy on a client", "tickformat": ".0%", **from_zero()}
+    y = {**measure.axis(), **from_zero()}
     return chart([bars, *lines], x, y, bargap=0.25 if len(order) > FEW_BARS else 0.6)
 
 
-def level_line(names: Sequence[str], y: float, name: str, dash: str, label: str = "") -> Chart:
+def level_line(
+    names: Sequence[str], y: float, name: str, dash: str, hover: str, label: str = ""
+) -> Chart:
     """Return a horizontal line across all clients, with a label above the first ones."""
     return {
         "type": "scatter",
@@ -131,12 +210,12 @@ def level_line(names: Sequence[str], y: float, name: str, dash: str, label: str 
         "textfont": {"color": "--ink", "size": 11},
         "name": name,
         "line": {"color": "--ink", "width": 1.5, "dash": dash},
-        "hovertemplate": f"{name}: %{{y:.2%}}<extra></extra>",
+        "hovertemplate": f"{name}: {hover}<extra></extra>",
     }
 
 
 def summary_chart(groups: Sequence[SeedGroup], quantity: Quantity) -> Chart:
-    """Return the chart of a summary of the clients' accuracies against rounds."""
+    """Return the chart of a summary of the clients' values against rounds."""
     low, high = span(groups, quantity)
     traces = group_traces(groups, [group.means(rounds) for group in groups], quantity)
     y: dict[str, Any] = y_axis(quantity, max(low, 0.0) if low > -0.02 else low, high)

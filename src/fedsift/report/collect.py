@@ -112,10 +112,13 @@ def partial_summary(settings: Mapping[str, Any], history: Sequence[Record]) -> d
     """Return the summary of an unfinished run."""
     seconds = float(history[-1]["seconds"])
     accuracies = column(trained_rounds(history), "accuracy")
+    perplexities = column(trained_rounds(history), "perplexity")
     return {
         **settings,
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
+        "final_perplexity": perplexities[-1] if perplexities else None,
+        "best_perplexity": min(perplexities, default=None),
         **{k: history[-1].get(k) for k in ("uplink_bits_paper", "uplink_bytes", "downlink_bytes")},
         "seconds": seconds,
         "seconds_per_round": seconds / max(1, last_round(history)),

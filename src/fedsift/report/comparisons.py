@@ -67,11 +67,12 @@ def likely_target(comparison: Comparison) -> float | None:
 
 
 def ranked(comparison: Comparison, target: float | None) -> Comparison:
-    """Return the groups in order of their MB to the target, then of their best accuracy."""
+    """Return the groups in order of their MB to the target, then of their best result."""
 
     def rank(group: SeedGroup) -> tuple[float, float]:
         sent = to_target(group, target, megabytes).mean if target else None
         best = Spread(tuple(run.summary.get("best_accuracy") for run in group.runs)).mean
-        return (math.inf if sent is None else sent), -(best or 0)
+        lowest = Spread(tuple(run.summary.get("best_perplexity") for run in group.runs)).mean
+        return (math.inf if sent is None else sent), (lowest or 0) - (best or 0)
 
     return replace(comparison, groups=sorted(comparison.groups, key=rank))

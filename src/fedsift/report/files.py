@@ -13,7 +13,7 @@ from fedsift.report.collect import ReportedRun
 from fedsift.report.comparisons import arrange, ranked
 from fedsift.report.curves import cost_chart, groups_with, rounds_chart
 from fedsift.report.figures import draw_view
-from fedsift.report.quantities import ACCURACY
+from fedsift.report.quantities import quantities_of
 from fedsift.report.sections import Section
 from fedsift.report.tables import Table
 from fedsift.runs.disk import replace_file
@@ -55,10 +55,16 @@ def export_view(block: FigureBlock, view: View, section: Section, folder: Path) 
 def comparison_figure(
     runs: Sequence[ReportedRun], path: Path, title: str, target: float | None = None
 ) -> None:
-    """Write the accuracy of comparable runs, against the uplink and rounds, as PNG and SVG."""
+    """Write the quality of comparable runs, against the uplink and rounds, as PNG and SVG.
+
+    It is the accuracy, or the perplexity of language models, which then have no line at the target.
+    """
     (comparison,) = (ranked(found, target) for found in arrange(runs))
-    groups = groups_with(comparison, ACCURACY)
-    charts = [cost_chart(comparison, "MB up", ACCURACY), rounds_chart(groups, ACCURACY)]
+    shown = quantities_of(runs)[0]
+    charts = [
+        cost_chart(comparison, "MB up", shown),
+        rounds_chart(groups_with(comparison, shown), shown),
+    ]
     for suffix, content in draw_view(View("", charts), title, target=target).items():
         replace_file(path.with_suffix(f".{suffix}"), content)
 

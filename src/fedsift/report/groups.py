@@ -18,6 +18,8 @@ NOT_A_METHOD = ("seed", "tensorboard", "keep_checkpoints", "client_tests")
 RESULTS = (
     "final_accuracy",
     "best_accuracy",
+    "final_perplexity",
+    "best_perplexity",
     "uplink_bits_paper",
     "uplink_bytes",
     "downlink_bytes",

@@ -27,6 +27,7 @@ class Quantity:
 
 
 ACCURACY = Quantity("accuracy", "test accuracy", is_share=True)
+PERPLEXITY = Quantity("perplexity", "test perplexity")
 LOSS = Quantity("loss", "test loss")
 TRAIN_LOSS = Quantity("train_loss", "training loss")
 
@@ -34,7 +35,7 @@ TRAIN_LOSS = Quantity("train_loss", "training loss")
 def quantities_of(runs: Iterable[ReportedRun]) -> list[Quantity]:
     """Return what was measured of the model in any of the runs: own metrics come last."""
     keys = {key: None for run in runs for record in run.history for key in numbers_in(record)}
-    known = [quantity for quantity in (ACCURACY, LOSS) if quantity.key in keys]
+    known = [quantity for quantity in (ACCURACY, PERPLEXITY, LOSS) if quantity.key in keys]
     own = [Quantity(key, key) for key in keys if key not in (*OWN_COLUMNS, "accuracy", "loss")]
     return [*known, *own]
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsift.report.clients import SUMMARIES
+from fedsift.report.clients import measured
 from fedsift.report.collect import ReportedRun
 from fedsift.report.comparisons import Comparison
 from fedsift.report.groups import SeedGroup, Spread, all_settings, to_target, values_of
-from fedsift.report.quantities import ACCURACY, quantities_of
+from fedsift.report.quantities import ACCURACY, PERPLEXITY, quantities_of
 from fedsift.runs.compare import MIBIT, megabytes, mibit, reached
 
 
@@ -93,8 +93,10 @@ def results_of(comparison: Comparison) -> dict[str, RunValue]:
         "best, %": scaled("best_accuracy", 0.01),
         "final, %": scaled("final_accuracy", 0.01),
     }
+    perplexities = {"best test perplexity": scaled("best_perplexity", 1)}
     return {
         **(accuracies if has_accuracy else {}),
+        **(perplexities if PERPLEXITY in own else {}),
         **{f"final {q.title}": last_value(q.key) for q in own},
         "total MB up": scaled("uplink_bytes", 1e6),
         "total MB down": scaled("downlink_bytes", 1e6),
@@ -202,20 +204,19 @@ def tiles(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def fairness_table(comparison: Comparison) -> Table | None:
-    """Return the summaries of the clients' accuracies; None if they were not measured."""
-    worst = last_value(SUMMARIES["worst client"].key, 0.01)
-    groups = [g for g in comparison.groups if any(worst(run) is not None for run in g.runs)]
-    if not groups:
+    """Return the summaries of what was measured on the clients; None if nothing was."""
+    measure = measured(comparison)
+    if measure is None:
         return None
-    units = {"deviation": "points"}
-    columns = [TableColumn(f"{name}, {units.get(name, '%')}") for name in SUMMARIES]
-    values = [last_value(quantity.key, 0.01) for quantity in SUMMARIES.values()]
+    unit = 0.01 if measure.is_share else 1
+    worst = last_value(measure.worst.key)
+    groups = [g for g in comparison.groups if any(worst(run) is not None for run in g.runs)]
+    units = {"deviation": ", points"} if measure.is_share else {}
+    default = ", %" if measure.is_share else ""
+    columns = [TableColumn(name + units.get(name, default)) for name in measure.summaries]
+    values = [last_value(quantity.key, unit) for quantity in measure.summaries.values()]
     rows = [TableRow(g.name, [result(g, value) for value in values], g) for g in groups]
-    note = (
-        "Accuracy on the clients after the last round that was evaluated: the lowest, that which "
-        "nine out of ten clients exceed, the mean, and the standard deviation in percentage points."
-    )
-    return Table("fairness", "Fairness between clients", note, "method", columns, rows)
+    return Table("fairness", "Fairness between clients", measure.note, "method", columns, rows)
 
 
 def settings(comparison: Comparison) -> tuple[list[tuple[str, str]], Table | None]:

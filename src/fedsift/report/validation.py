@@ -47,12 +47,18 @@ CLIENTS: dict[str, Check] = {
     **{f"client_accuracy_{name}": is_amount for name in ("mean", "worst", "p10", "std")},
 }
 """Columns of a line of metrics.jsonl that has the accuracy on each client."""
+PERPLEXITIES: dict[str, Check] = {
+    "client_perplexity": CLIENTS["client_accuracy"],
+    **{f"client_perplexity_{name}": is_amount for name in ("mean", "worst", "p90", "std")},
+}
+"""Columns of a line that has the perplexity on each client."""
 EVALUATION: dict[str, Check] = {"evaluation": lambda x: is_evaluation(x)}
 """The column of a line of metrics.jsonl whose model clients evaluated."""
 SUMMARY: dict[str, Check] = {
     **dict.fromkeys(
         (
-            "final_accuracy", "best_accuracy", "uplink_bits_paper", "uplink_bytes",
+            "final_accuracy", "best_accuracy", "final_perplexity", "best_perplexity",
+            "uplink_bits_paper", "uplink_bytes",
             "downlink_bytes", "seconds", "seconds_per_round", "stopped_after",
         ),
         is_missing_or(is_amount),
@@ -137,8 +143,9 @@ def check_own_columns(line: Mapping[str, Any], where: str) -> None:
     for key, value in line.items():
         if isinstance(value, int | float) and not isinstance(value, bool) and not is_number(value):
             raise ConfigError(f"{where} is damaged: {key} is not a number; restore the file")
-    if any(key in line for key in CLIENTS):
-        check_fields(line, CLIENTS, where)
+    for columns in (CLIENTS, PERPLEXITIES):
+        if any(key in line for key in columns):
+            check_fields(line, columns, where)
     if "evaluation" in line:
         check_fields(line, EVALUATION, where)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 PINNED = Path(__file__).parent / "pinned"
-EXPERIMENTS = ("table1", *(f"fig{n}" for n in range(1, 9)), "sift")
-"""Command-line names of all experiments. All but ``sift`` are from the paper."""
+EXPERIMENTS = ("table1", *(f"fig{n}" for n in range(1, 9)), "sift", "llm")
+"""Command-line names of all experiments. All but ``sift`` and ``llm`` are from the paper."""
 
 
 @cache

@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from fedsift.reproduce.experiments import Experiment
+from fedsift.reproduce.language import language_csv, summarize_language
 from fedsift.reproduce.plan import Selection
 from fedsift.reproduce.results import (
     Curve,
@@ -35,6 +36,11 @@ def write_results(
     lines = comparable_lines(experiment, selection, out)
     if not lines:
         return
+    if experiment.kind == "language":
+        rows = summarize_language(lines)
+        yield write_file(results / f"{experiment.name}.json", rows)
+        yield write_file(results / f"{experiment.name}.csv", language_csv(rows))
+        return
     has_traffic = experiment.kind == "traffic"
     summaries = summarize_traffic(lines) if has_traffic else summarize_lines(lines)
     yield write_file(results / f"{experiment.name}.json", summaries)
@@ -61,7 +67,7 @@ def draw_figures(
             path = results / f"{experiment.name}-{task}.png"
             figures.draw_updates(experiment, task, measured, path)
             yield path
-    elif experiment.kind != "table":
+    elif experiment.kind not in ("table", "language"):
         lines = comparable_lines(experiment, selection, out)
         draw = figures.draw_settings if experiment.kind == "settings" else figures.draw_curves
         for path, group in _figures(experiment, lines, results):

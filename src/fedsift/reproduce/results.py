@@ -16,7 +16,7 @@ from fedsift.reproduce.experiments import Experiment, read_pinned
 from fedsift.reproduce.plan import PlannedRun, Selection, plan
 from fedsift.reproduce.runner import DIVERGED, require_same_settings
 from fedsift.reproduce.updates import UPDATES
-from fedsift.runs.compare import CLIENT_COLUMNS, Row, megabytes, mibit, row_of
+from fedsift.runs.compare import CLIENT_COLUMNS, OF_LANGUAGE, Row, megabytes, mibit, row_of
 from fedsift.runs.disk import replace_file
 from fedsift.runs.folder import RunFolder, column
 from fedsift.simulation import Record
@@ -51,7 +51,7 @@ def read_lines(experiment: Experiment, selection: Selection, out: Path) -> list[
     lines: dict[Path, list[Outcome]] = {}
     for run in plan(experiment, every_run):
         outcome = read_outcome(run, out)
-        if column(outcome.history, "accuracy"):
+        if column(outcome.history, "accuracy") or column(outcome.history, "perplexity"):
             lines.setdefault(run.path.parent, []).append(outcome)
     return list(lines.values())
 
@@ -71,7 +71,7 @@ def read_outcome(run: PlannedRun, out: Path) -> Outcome:
 def table_csv(lines: Iterable[Sequence[Outcome]]) -> str:
     """Return a CSV of all runs: the traffic to the target, and the environment of the run."""
     text = StringIO()
-    others = ("algorithm", "ratio", *CLIENT_COLUMNS)
+    others = ("algorithm", "ratio", *CLIENT_COLUMNS, *OF_LANGUAGE)
     names = [name for name in Row.__dataclass_fields__ if name not in others]
     places = ("device", "precision", "commit")
     head = ["task", "setting", "method", "seed", *names, "rounds", "diverged", *places]

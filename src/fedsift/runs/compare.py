@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -70,10 +71,25 @@ class Row:
     client_accuracy_worst: float | None = None
     client_accuracy_p10: float | None = None
     client_accuracy_std: float | None = None
+    best_perplexity: float | None = None
+    final_perplexity: float | None = None
+    client_perplexity_mean: float | None = None
+    client_perplexity_worst: float | None = None
+    client_perplexity_p90: float | None = None
+    client_perplexity_std: float | None = None
 
 
-CLIENT_COLUMNS = tuple(name for name in Row.__dataclass_fields__ if name.startswith("client_"))
+def columns_with(prefix: str) -> tuple[str, ...]:
+    """Return the columns of a row whose names begin like this."""
+    return tuple(name for name in Row.__dataclass_fields__ if name.startswith(prefix))
+
+
+CLIENT_COLUMNS = columns_with("client_accuracy")
 """Columns of a row with the accuracy on the clients, named as in metrics.jsonl."""
+PERPLEXITY_COLUMNS = columns_with("client_perplexity")
+"""The same for the perplexity of language models."""
+OF_LANGUAGE = ("best_perplexity", "final_perplexity", *PERPLEXITY_COLUMNS)
+"""Columns that only rows of language models have in compare.csv."""
 
 
 def names_of(algorithms: Any) -> list[str]:
@@ -121,14 +137,28 @@ def config_of(algorithm: str, values: Mapping[str, Any]) -> RunConfig:
 
 
 def reached(history: Sequence[Record], target: float) -> Record | None:
-    """Return the first round whose test accuracy reached the target, if any; never round 0."""
-    return next((r for r in trained_rounds(history) if (r.get("accuracy") or 0) >= target), None)
+    """Return the first round that reached the target, if any; never round 0.
+
+    A target is a test accuracy, or for a language model a test perplexity.
+
+    >>> reached([{"round": 1, "accuracy": None, "perplexity": 20.0}], target=30.0)["round"]
+    1
+    """
+    return next((r for r in trained_rounds(history) if has_reached(r, target)), None)
+
+
+def has_reached(record: Record, target: float) -> bool:
+    """Whether a round's accuracy is at least the target, or its perplexity at most."""
+    if "perplexity" in record:
+        return (record["perplexity"] or math.inf) <= target
+    return (record.get("accuracy") or 0) >= target
 
 
 def row_of(algorithm: str, history: Sequence[Record], target: float) -> Row:
-    """Return what an algorithm had sent when its test accuracy first reached the target."""
+    """Return what an algorithm had sent when it first reached the target."""
     first = reached(history, target)
     accuracies = column(trained_rounds(history), "accuracy")
+    perplexities = column(trained_rounds(history), "perplexity")
     return Row(
         algorithm,
         target,
@@ -137,7 +167,12 @@ def row_of(algorithm: str, history: Sequence[Record], target: float) -> Row:
         None if first is None else int(first["round"]),
         max(accuracies, default=None),
         accuracies[-1] if accuracies else None,
-        **{name: next(reversed(column(history, name)), None) for name in CLIENT_COLUMNS},
+        best_perplexity=min(perplexities, default=None),
+        final_perplexity=perplexities[-1] if perplexities else None,
+        **{
+            name: next(reversed(column(history, name)), None)
+            for name in (*CLIENT_COLUMNS, *PERPLEXITY_COLUMNS)
+        },
     )
 
 
@@ -156,9 +191,12 @@ def _with_ratio(row: Row, best: float | None) -> Row:
 
 def csv_of(rows: Iterable[Row]) -> str:
     """Return the rows as CSV in full precision; empty where the target was not reached."""
-    text = StringIO()
+    text, rows = StringIO(), list(rows)
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row.__dataclass_fields__)
+    left_out = () if any(row.final_perplexity is not None for row in rows) else OF_LANGUAGE
+    columns = [name for name in Row.__dataclass_fields__ if name not in left_out]
+    writer.writerow(columns)
     for row in rows:
-        writer.writerow("" if value is None else value for value in row.__dict__.values())
+        values = (getattr(row, name) for name in columns)
+        writer.writerow("" if value is None else value for value in values)
     return text.getvalue()

@@ -15,14 +15,21 @@ from fedsift.algorithms import Algorithm, Method, find, for_rounds, normalized_n
 from fedsift.algorithms.buffers import BUFFERS
 from fedsift.algorithms.settings import GivenSetting, written
 from fedsift.data import DATASETS, shape_of
+from fedsift.data.authors import AUTHORS, is_text
 from fedsift.errors import ConfigError, require_choice
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
+from fedsift.llm import TINY
 from fedsift.models import MODELS, default_model
 from fedsift.privacy import DifferentialPrivacy, SecureSettings
 from fedsift.privacy.robust import AGGREGATIONS, Aggregation
+from fedsift.runs.language import (
+    LANGUAGE_SETTINGS,
+    check_language_settings,
+    is_language_model,
+)
 from fedsift.simulation import chosen_device
 from fedsift.task import WEIGHTS, Weights
-from fedsift.task.user_code import is_user_code
+from fedsift.task.user_code import LANGUAGE_MODEL, is_user_code
 
 DEVICES = ("auto", "cpu", "cuda")
 KEEP_CHECKPOINTS = 5
@@ -70,6 +77,12 @@ class RunConfig:
     device: str = "auto"
     precision: str = "fp32"
     loss: str = "auto"
+    lora_rank: int = 16
+    lora_alpha: float = 32.0
+    lora_targets: str = "all-linear"
+    lora_dropout: float = 0.0
+    block_length: int = 128
+    gradient_checkpointing: bool = False
     client_tests: bool = False
     tensorboard: bool = False
     keep_checkpoints: int = KEEP_CHECKPOINTS
@@ -89,13 +102,16 @@ class RunConfig:
         if "algorithm" in common:
             common["algorithm"] = normalized_name(common["algorithm"])
         for key in common.keys() & {"dataset", "model"}:
-            if not is_user_code(common[key]):
+            if ":" not in common[key]:
                 common[key] = common[key].replace("_", "-")
         config = cls(**common, settings={k: v for k, v in values.items() if k not in types})
         config.check_names()
+        if config.model == "auto" and is_text(config.dataset):
+            config = replace(config, model=LANGUAGE_MODEL + TINY)
         if config.model == "auto" and not is_user_code(config.dataset):
             config = replace(config, model=default_model(shape_of(config.dataset)))
         config.check_numbers()
+        check_language_settings(config)
         algorithm = config.make_algorithm()
         weights = config.chosen_weights() or algorithm.weights
         if (privacy := config.privacy) is None:
@@ -112,13 +128,14 @@ class RunConfig:
         require_choice("weights", self.weights, ("auto", *WEIGHTS))
         if self.wire != "flower":
             if not is_user_code(self.dataset):
-                require_choice("dataset", self.dataset, DATASETS)
+                if not is_text(self.dataset):
+                    require_choice("dataset", self.dataset, [*DATASETS, *AUTHORS])
             elif self.model == "auto":
                 raise ConfigError(
                     "own data needs a model: give --model package.module:factory, or one of "
                     f"{', '.join(MODELS)} if its inputs fit"
                 )
-            if not is_user_code(self.model):
+            if not is_user_code(self.model) and not is_language_model(self.model):
                 require_choice("model", self.model, ["auto", *MODELS])
             if self.loss != "auto" and not is_user_code(self.loss):
                 raise ConfigError(
@@ -145,7 +162,8 @@ class RunConfig:
 
     def flat(self) -> dict[str, Any]:
         """Return every key with its value, including the algorithm's defaults."""
-        common = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
+        left_out = {"settings", *(() if is_language_model(self.model) else LANGUAGE_SETTINGS)}
+        common = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         settings = self.make_algorithm().settings
         return {**common, **{key: written(value) for key, value in settings.items()}}
 

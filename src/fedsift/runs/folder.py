@@ -75,6 +75,11 @@ class RunFolder:
         return self.path / "model.safetensors"
 
     @property
+    def adapter_folder(self) -> Path:
+        """The trained adapters of a language model, for ``peft``."""
+        return self.path / "adapter"
+
+    @property
     def memory_file(self) -> Path:
         """What clients keep between rounds, if it is too large for the checkpoint."""
         return self.path / "memory.bin"

@@ -217,10 +217,16 @@ def results_of(history: Sequence[Record], parameters: int) -> dict[str, Any]:
     """Return the results of a run, for its summary."""
     trained, last = trained_rounds(history), history[-1]
     accuracies, seconds = column(trained, "accuracy"), float(last["seconds"])
+    perplexities = column(trained, "perplexity")
     return {
         "parameters": parameters,
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
+        **(
+            {"final_perplexity": perplexities[-1], "best_perplexity": min(perplexities)}
+            if perplexities
+            else {}
+        ),
         "uplink_bits_paper": last["uplink_bits_paper"],
         "uplink_bytes": last["uplink_bytes"],
         "downlink_bytes": last["downlink_bytes"],

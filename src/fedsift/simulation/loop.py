@@ -14,6 +14,7 @@ from fedsift.errors import Diverged
 from fedsift.federation.memories import OnDisk, SlotFile
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import RoundReport, Snapshot
+from fedsift.task.losses import has_perplexity, perplexity
 
 Record = dict[str, Any]
 """One round's metrics: a line of metrics.jsonl."""
@@ -58,6 +59,8 @@ def evaluate(federation: Federation, snapshot: Snapshot) -> dict[str, Any]:
     """Return everything that is measured of the global model, by column."""
     accuracy, loss = federation.engine.evaluate(federation.model_weights(snapshot))
     found: dict[str, Any] = {"accuracy": accuracy, "loss": loss}
+    if has_perplexity(federation.task.loss):
+        found |= {"accuracy": None, "perplexity": perplexity(loss)}
     if not federation.evaluation.is_empty:
         model = federation.trained_model(snapshot)
         own = partial(federation.client_model, snapshot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedsift.seeding import stream
 from fedsift.task.samples import (
@@ -183,11 +185,17 @@ class Task:
             # The last bits of a product depend on where in memory its factors begin.
             aligned = {name: value.clone() for name, value in named.items()}
             x, y = map_tree(torch.clone, (x, y))
-            output = functional_call(self.model, aligned, *model_arguments(x))
-            (gradient,) = torch.autograd.grad(
-                self.loss(output, y), point, create_graph=is_differentiable
-            )
+            with plain_attention() if is_differentiable else nullcontext():
+                output = functional_call(self.model, aligned, *model_arguments(x))
+                (gradient,) = torch.autograd.grad(
+                    self.loss(output, y), point, create_graph=is_differentiable
+                )
         return gradient
+
+
+def plain_attention() -> AbstractContextManager[None]:
+    """Compute attention from plain operations: fused kernels can be differentiated only once."""
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def sample_without_replacement(

@@ -8,14 +8,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+LANGUAGE_MODEL, TEXT_FOLDER = "llm:", "folder:"
+"""The prefixes of a language model and of a folder with texts, which are paths and not code."""
+
 
 def is_user_code(name: str) -> bool:
     """Whether a name is that of a user's own function, and not of something built in.
 
-    >>> is_user_code("my_module:make"), is_user_code("cnn")
-    (True, False)
+    >>> [is_user_code(name) for name in ("my_module:make", "cnn", "llm:smollm2-135m")]
+    [True, False, False]
     """
-    return ":" in name
+    return ":" in name and not name.startswith((LANGUAGE_MODEL, TEXT_FOLDER))
 
 
 def import_function(kind: str, name: str) -> Callable[..., Any]:

@@ -2,6 +2,8 @@
 
 - :class:`LayerGradients`, for models made of known layers: all clients at once, with one batched
   matrix product per layer.
+- :mod:`fedsift.engine.gpu.one_batch`, for models whose layers compute each sample on its own, such
+  as Transformers: all clients' samples in one batch.
 - :class:`VmapGradients`, for other models without convolutions: PyTorch batches their operations
   over the clients, if it can.
 - :class:`StreamGradients`, for all other models: each client's forward and backward pass runs on
@@ -67,6 +69,9 @@ class StackGradients(Protocol):
     def unpack(self, stack: Tensor) -> Tensor:
         """Return a buffer as a new stack ``(clients, d)``."""
 
+    def check(self, rows: Tensor) -> None:
+        """Raise UnsupportedModel if the gradients would be wrong, given the first batches."""
+
     def compute(self, rows: Tensor) -> None:
         """Set the gradients to those of the given rows of the data, and add up the losses."""
 
@@ -83,6 +88,9 @@ class LayerGradients:
         self.pack, self.unpack = layout.pack, layout.unpack
         self.weights = layout.weights(buffers.x.w, buffers.low_precision, buffers.gradient)
         self.statistics = task.views(buffers.b)
+
+    def check(self, rows: Tensor) -> None:
+        """Accept every model that is made of known layers."""
 
     def compute(self, rows: Tensor) -> None:
         """Set the gradients to those of the given rows of the data, and add up the losses."""
@@ -143,6 +151,9 @@ class FlatBuffers:
     def unpack(self, stack: Tensor) -> Tensor:
         """Return a copy of a buffer."""
         return stack.clone()
+
+    def check(self, rows: Tensor) -> None:
+        """Accept every model: a batch is computed as it would be alone."""
 
 
 class VmapGradients(FlatBuffers):
@@ -223,7 +234,7 @@ class StreamGradients(SingleGradients):
         for place in range(len(rows)):
             with self._stream(place):
                 self.compute_client(place, rows[place])
-        for stream in self.streams:
+        for stream in self.streams[: len(rows)]:  # a graph must not wait for one that did nothing
             torch.cuda.current_stream().wait_stream(stream)
 
     def _stream(self, place: int) -> AbstractContextManager[object]:

@@ -38,7 +38,7 @@ def capture(take: Callable[[], None]) -> Graph:
     graph = torch.cuda.CUDAGraph()
     reasons: list[Exception] = []
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=new_stream()):  # a failed capture spoils its stream
             try:
                 take()
             except Exception as problem:  # ending the capture may hide it behind another

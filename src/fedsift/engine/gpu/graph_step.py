@@ -80,6 +80,8 @@ class GraphStep:
         self.gradients: StackGradients | PointLosses
         self.chosen = first_that_works(LOSSES if self.points else GRADIENTS, self._attempt)
         self.graph = self.chosen.result
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # of the trials, for which the graph has no use
 
     @property
     def loss(self) -> Tensor:
@@ -171,6 +173,8 @@ class GraphStep:
         self.__dict__.pop("gradients", None)  # frees the memory of a way that has failed
         self.gradients = way.prepare(self.task, len(self.rows))
         self._load_start()
+        if not isinstance(self.gradients, PointLosses):
+            self.gradients.check(self.rows)
         if not way.has_graph:
             return None
         if graph.can_capture(self.rows.device):

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedsift.algorithms.method import (
     Algorithm,
@@ -32,12 +35,20 @@ from fedsift.codec.update import Update
 from fedsift.engine.batches import LiveBatches, joined
 from fedsift.engine.client import diverged_client
 from fedsift.engine.contract import Job, Results
+from fedsift.engine.gpu.gradients import SingleGradients
 from fedsift.engine.gpu.graph_step import GraphStep, consecutive_rows, graph_key
 from fedsift.engine.gpu.stacked_task import StackedTask
-from fedsift.engine.scoring import chunk_of_test_set, class_axis, correct_labels, num_labels
+from fedsift.engine.scoring import (
+    chunk_of_test_set,
+    chunk_size,
+    class_axis,
+    correct_labels,
+    num_labels,
+)
 from fedsift.errors import Diverged
 from fedsift.seeding import torch_seed
 from fedsift.task import NumSteps, Task, sample_without_replacement
+from fedsift.task.losses import has_perplexity
 from fedsift.task.samples import (
     Pair,
     Tree,
@@ -56,6 +67,8 @@ IntArray = NDArray[np.int64]
 PRECISIONS = ("fp32", "tf32", "bf16")
 MAX_TEST_NUMBERS, MAX_TEST_SAMPLES = 6_000_000, 8000
 """The most input numbers, and the most samples, that are scored at a time."""
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Implementations of attention. That of cuDNN cannot add up gradients in a fixed order."""
 MAX_CLIENTS = 1000
 """The most clients in one stack. A larger stack would be no faster."""
 
@@ -83,6 +96,8 @@ class Stacked:
         self.steps: dict[tuple[Hashable, ...], GraphStep] = {}
         """The local step for each kind of step, number of clients and batch size."""
         self.reported: set[str] = set()
+        self.activation_bytes: dict[int, int] = {}
+        """The memory of one client's forward and backward pass, by batch size."""
 
     def train(self, job: Job) -> Iterator[Results]:
         """Yield the results of the cohort, stack by stack."""
@@ -241,16 +256,34 @@ class Stacked:
             LOGGER.info(line)
 
     def _max_clients(self, batch: int) -> int:
-        """Return how many clients' states and activations fit into half of the free memory."""
+        """Return how many clients' states and activations fit into the GPU's free memory."""
         if self.device.type != "cuda":
             return MAX_CLIENTS
-        sample: int = sum(leaf[0].nbytes for leaf in leaves_of(self.stacked_task.data))
         state = 16 * self.task.layout.d * self.task.layout.dtype.itemsize
+        per_client = 2 * (state + self._activation_bytes(batch))
         gpu = self.device
         free, _ = torch.cuda.mem_get_info(gpu)
         unused = torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
-        per_client = state + 400 * sample * batch
-        return max(1, min(MAX_CLIENTS, (free + unused) // (2 * per_client)))
+        return max(1, min(MAX_CLIENTS, (free + unused) // per_client))
+
+    def _activation_bytes(self, batch: int) -> int:
+        """Return the memory that one client's forward and backward pass needs.
+
+        It is estimated for models that run layer by layer, and measured for all others.
+        """
+        if self.stacked_task.network is not None:
+            sample: int = sum(leaf[0].nbytes for leaf in leaves_of(self.stacked_task.data))
+            return 400 * sample * batch
+        if batch not in self.activation_bytes:
+            rows = torch.arange(batch, device=self.device) % num_samples(self.stacked_task.labels)
+            alone = SingleGradients(self.stacked_task, 1)
+            before = torch.cuda.memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            with self._arithmetic(), torch.random.fork_rng(self._gpus):
+                alone.compute(rows[None])
+            peak = torch.cuda.max_memory_allocated(self.device)
+            self.activation_bytes[batch] = peak - before
+        return self.activation_bytes[batch]
 
     def _arithmetic(self) -> ExitStack:
         """Enable the chosen precision and deterministic kernels."""
@@ -263,6 +296,7 @@ class Stacked:
             enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32
         )
         stack.enter_context(flags)
+        stack.enter_context(deterministic_attention())
         if self.precision == "bf16":
             stack.enter_context(
                 torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
@@ -281,6 +315,8 @@ class Stacked:
         x, _ = first_samples(test, 1)
         per_sample: int = sum(leaf.numel() for leaf in leaves_of(x))
         rows = min(MAX_TEST_SAMPLES, max(1, MAX_TEST_NUMBERS // per_sample))
+        if has_perplexity(self.task.loss):
+            rows = chunk_size(self.task)
         chunks = (chunk_of_test_set(self.task, n, rows) for n in range(-(-size_of(test) // rows)))
         with self._arithmetic(), torch.random.fork_rng(self._gpus):
             torch.manual_seed(torch_seed(self.task.seed, "test", 0))
@@ -293,10 +329,31 @@ class Stacked:
         """Return the number of correct labels (NaN without classes) and the sum of losses."""
         output = self.stacked_task.output(w, data)
         loss = self.task.loss(output, labels).double() * num_samples(labels)
-        is_correct = correct_labels(output, labels, class_axis(self.task.loss))
+        is_correct = None
+        if not has_perplexity(self.task.loss):
+            is_correct = correct_labels(output, labels, class_axis(self.task.loss))
         if is_correct is None:
             return torch.stack([torch.full_like(loss, torch.nan), loss])
         return torch.stack([is_correct.sum().double(), loss])
+
+
+@contextmanager
+def deterministic_attention() -> Iterator[None]:
+    """Let fused attention add up its gradients in a fixed order, which PyTorch does on request.
+
+    Warnings about other operations that have no such order are hidden.
+    """
+    deterministic: Any = torch.utils.deterministic
+    mode, fills = torch.get_deterministic_debug_mode(), deterministic.fill_uninitialized_memory
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        deterministic.fill_uninitialized_memory = False  # which would take time
+        with warnings.catch_warnings(), sdpa_kernel(ATTENTION):
+            warnings.filterwarnings("ignore", message=".*[Dd]eterministic.*")
+            yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        deterministic.fill_uninitialized_memory = fills
 
 
 class PinnedBuffer:

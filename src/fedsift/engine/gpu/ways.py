@@ -17,6 +17,7 @@ from fedsift.engine.gpu.gradients import (
     layer_gradients,
 )
 from fedsift.engine.gpu.losses import LayerPointLosses, PointLosses, VmapPointLosses
+from fedsift.engine.gpu.one_batch.gradients import OneBatchGradients
 from fedsift.engine.gpu.stacked_task import StackedTask
 from fedsift.engine.gpu.unsupported import reason_of
 
@@ -37,6 +38,7 @@ class Way:
 
 GRADIENTS = (
     Way("all clients at once, by layers", layer_gradients),
+    Way("all clients in one batch", OneBatchGradients),
     Way("all clients at once, by torch.vmap", VmapGradients),
     Way("one stream per client", StreamGradients),
     Way("one client after another", SingleGradients, has_graph=False),
@@ -63,7 +65,7 @@ class Chosen(Generic[T]):
     def line(self) -> str:
         """What was chosen and why, in one line.
 
-        >>> Chosen(GRADIENTS[2], None, (("by torch.vmap", "layer LSTM"),)).line
+        >>> Chosen(GRADIENTS[3], None, (("by torch.vmap", "layer LSTM"),)).line
         'local training runs one stream per client; not by torch.vmap: layer LSTM'
         """
         reasons = [f"not {name}: {reason}" for name, reason in self.refused]

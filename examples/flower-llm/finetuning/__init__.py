@@ -1,0 +1,1 @@
+"""fedsift on Flower: fine-tune a language model with LoRA."""

@@ -1,0 +1,99 @@
+"""Which runs there are: the methods, and the same small grid of learning rates for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from methods import fedavg_adam, flasc
+
+from fedsift import algorithms
+from fedsift.algorithms import Algorithm
+
+TASKS = ("sotu", "shakespeare")
+CLIENTS, BLOCK_LENGTH, BATCH_SIZE, LOCAL_STEPS, ROUNDS = 20, 128, 8, 10, 40
+RANK, ALPHA = 16, 32.0
+EVERY = 4
+"""Rounds between evaluations."""
+VALIDATION_BLOCKS = 8
+"""Blocks per client on which learning rates are chosen."""
+GRID = (0.3, 1.0, 3.0, 10.0)
+"""Multiples of a method's base learning rate."""
+ADAM, SGD, SLOPES = 1e-3, 0.1, 3e-5
+"""The base learning rates of local Adam, local SGD and steps along random directions."""
+EPS = 1e-12
+"""ε inside Adam's root: 1e-6 outside, as in PyTorch."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method with its settings; its learning rate is chosen from the grid."""
+
+    make: Callable[..., Algorithm]
+    base: float = ADAM
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rounds: int = ROUNDS
+
+
+LINES: dict[str, Line] = {
+    "fedavg-adam": Line(fedavg_adam),
+    "fedavg-sgd": Line(algorithms.fedavg, SGD, {"momentum": 0.9}),
+    "fedadam": Line(algorithms.fedadam),
+    "fedadam-ssm": Line(algorithms.fedadam_ssm, settings={"density": 0.05}),
+    "flasc-25": Line(flasc, settings={"density": 0.25}),
+    "flasc-5": Line(flasc, settings={"density": 0.05}),
+    "sift": Line(algorithms.sift),
+    "sift-5": Line(algorithms.sift, settings={"density": 0.05}),
+    "sift-0.3": Line(algorithms.sift, settings={"density": 0.003}),
+    "sift-0.1": Line(algorithms.sift, settings={"density": 0.001}),
+    "sift-0.1-down-1": Line(algorithms.sift, settings={"density": 0.001, "down_density": 0.01}),
+    "decomfl": Line(algorithms.decomfl, SLOPES, {"perturbations": 2}, rounds=200),
+}
+"""The methods by name; the number after the name is the density in percent."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: a line on a task, with a learning rate, ε of Adam and a seed."""
+
+    task: str
+    name: str
+    lr: float
+    eps: float
+    seed: int
+
+    @property
+    def line(self) -> Line:
+        """The method and its settings."""
+        return LINES[self.name]
+
+    @property
+    def path(self) -> Path:
+        """The run's folder below that of all runs."""
+        eps = f"-eps-{self.eps:g}" if self.has_eps else ""
+        return Path(self.task, self.name, f"lr-{self.lr:g}{eps}", f"seed-{self.seed}")
+
+    @property
+    def has_eps(self) -> bool:
+        """Whether clients run Adam."""
+        return self.line.base == ADAM
+
+    def algorithm(self) -> Algorithm:
+        """Make the algorithm with its settings."""
+        settings = {**self.line.settings, "local_steps": LOCAL_STEPS, "lr": self.lr}
+        return self.line.make(**settings, **({"eps": self.eps} if self.has_eps else {}))
+
+
+def runs_of(
+    tasks: tuple[str, ...], names: tuple[str, ...], grid: tuple[float, ...],
+    eps: tuple[float, ...], seeds: tuple[int, ...],
+) -> Iterator[Run]:  # fmt: skip
+    """Yield the selected runs; the slowest lines come last."""
+    for name in sorted(names, key=lambda name: LINES[name].rounds):
+        for task in tasks:
+            for multiple in grid:
+                lr = float(f"{multiple * LINES[name].base:.6g}")
+                for value in eps if LINES[name].base == ADAM else eps[:1]:
+                    yield from (Run(task, name, lr, value, seed) for seed in seeds)

@@ -1,0 +1,150 @@
+"""Gradients of all clients in a stack from one forward and backward pass over all their samples.
+
+Only the layers with trainable parameters know that there are several clients. A frozen base model
+exists once and sees one large batch, which is how a GPU trains many adapters of a language model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map  # keeps the classes of a model's outputs
+
+from fedsift.engine.gpu.gradients import FlatBuffers, SingleGradients, StackBuffers, client_losses
+from fedsift.engine.gpu.one_batch.losses import is_fused, losses_and_slope
+from fedsift.engine.gpu.one_batch.rewrites import rewrites
+from fedsift.engine.gpu.one_batch.units import (
+    Compute,
+    Stack,
+    replacement,
+    units_of,
+)
+from fedsift.engine.gpu.stacked_task import StackedTask
+from fedsift.engine.gpu.unsupported import UnsupportedModel
+from fedsift.task.samples import Tree, call_model, select_rows
+
+TOLERANCE, SMALL = 0.1, 0.01
+"""How far the gradient of a parameter may be from that of a client alone: relative to its norm, and
+to the norm of all gradients. Rounding in bfloat16 stays below, samples of another client do not."""
+
+
+class OneBatchGradients(FlatBuffers):
+    """All clients' samples in one batch, with each client's own parameters in its layers.
+
+    It is used only if it gives the last client the gradient that it has alone: a layer that mixes
+    samples, or that uses parameters of another layer, would not.
+    """
+
+    def __init__(self, task: StackedTask, clients: int) -> None:
+        layout = task.task.layout
+        if layout.buffers is not None:
+            raise UnsupportedModel("training changes its buffers")
+        self.task, self.dtype = task, torch.bfloat16 if task.precision == "bf16" else layout.dtype
+        self.buffers = StackBuffers(task, clients, layout.d, self.dtype)
+        self.units = units_of(task.task.model)
+        self.rewritten = list(rewrites(task.task.model))
+
+    def check(self, rows: Tensor) -> None:
+        """Compare with the gradient of one client alone; drop faster forms that do not fit."""
+        try:
+            self._compare(rows)
+        except Exception:  # a form that does not fit may raise anything
+            if not self.rewritten:
+                raise
+            self.rewritten = []
+            self._compare(rows)
+
+    def _compare(self, rows: Tensor) -> None:
+        """Raise UnsupportedModel unless the last client has the gradient that it has alone.
+
+        Without dropout, because its random numbers would differ.
+        """
+        place = len(rows) - 1
+        ours, _ = self._gradients(rows, is_training=False)
+        alone = SingleGradients(self.task, 1)
+        alone.buffers.x.w.copy_(self.buffers.x.w[place:])
+        self.task.task.model.eval()
+        alone.compute_client(0, rows[place])
+        layers = self.task.task.layout.layers
+        check_close(layers, ours[place].float(), alone.buffers.gradient[0])
+
+    def compute(self, rows: Tensor) -> None:
+        """Set the gradients to those of the given rows of the data, and add up the losses."""
+        gradients, losses = self._gradients(rows, is_training=True)
+        self.buffers.gradient.copy_(gradients)
+        self.buffers.loss += losses
+
+    def _gradients(self, rows: Tensor, is_training: bool) -> tuple[Tensor, Tensor]:
+        """Return the gradients ``(clients, d)`` and the losses."""
+        model, stack = self.task.task.model, Stack(*rows.shape)
+        x, y = (select_rows(tree, rows.view(-1)) for tree in (self.task.data, self.task.labels))
+        self.task.task.train_mode(model) if is_training else model.eval()
+        own = self._parameters()
+        with self._installed(own, stack):
+            output = tree_map(stack.split, call_model(model, x))
+            losses, gradients = self._derive(output, tree_map(stack.split, y), list(own.values()))
+        return torch.cat([g.flatten(1) for g in gradients], 1), losses.detach()
+
+    def _parameters(self) -> dict[str, Tensor]:
+        """Return each client's parameters by name: matrices in the format of their products."""
+        unflatten, buffers = self.task.task.layout.unflatten, self.buffers
+        whole, products = unflatten(buffers.x.w), unflatten(buffers.low_precision)
+        chosen = {name: products[name] if p.dim() > 2 else p for name, p in whole.items()}
+        return {name: p.detach().requires_grad_() for name, p in chosen.items()}
+
+    def _derive(
+        self, output: Any, labels: Tree, own: list[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the losses, and the gradients of the clients' parameters."""
+        loss, slope = self.task.task.loss, None
+        if is_fused(loss, output, labels):
+            losses, slope = losses_and_slope(output.detach(), labels)
+            start = output
+        else:
+            losses = client_losses(loss, output, labels)
+            start = losses.sum()
+        return losses, torch.autograd.grad(
+            start, own, slope, allow_unused=True, materialize_grads=True
+        )
+
+    @contextmanager
+    def _installed(self, own: dict[str, Tensor], stack: Stack) -> Iterator[None]:
+        """Let the units compute with the clients' parameters."""
+        found: list[tuple[nn.Module, Compute]] = list(self.rewritten)
+        for unit in self.units:
+            parameters = {name: own[of_model] for name, of_model in unit.parameters.items()}
+            if unit.rule is None:  # any operations may follow, which must not mix formats
+                parameters = {name: p.to(self.dtype) for name, p in parameters.items()}
+            found.append((unit.module, replacement(unit, parameters, stack)))
+        before = [module.__dict__.get("forward") for module, _ in found]
+        try:
+            for module, compute in found:
+                module.__dict__["forward"] = compute
+            yield
+        finally:
+            for (module, _), forward in zip(found, before, strict=True):
+                module.__dict__.pop("forward")
+                if forward is not None:
+                    module.__dict__["forward"] = forward
+
+
+def check_close(layers: dict[str, slice], ours: Tensor, theirs: Tensor) -> None:
+    """Raise UnsupportedModel unless two gradients are equal but for rounding.
+
+    >>> layers = {"weight": slice(0, 2), "bias": slice(2, 3)}
+    >>> check_close(layers, torch.tensor([1.0, 2.0, 0.0]), torch.tensor([1.0, 2.0, 0.1]))
+    Traceback (most recent call last):
+    ...
+    fedsift.engine.gpu.unsupported.UnsupportedModel: bias gets no gradient
+    """
+    small = SMALL * float(theirs.norm())
+    for name, place in layers.items():
+        difference, norm = float((ours - theirs)[place].norm()), float(theirs[place].norm())
+        if norm > 0 and not bool(ours[place].any()):
+            raise UnsupportedModel(f"{name} gets no gradient")
+        if not difference <= TOLERANCE * norm + small:
+            raise UnsupportedModel(f"{name} gets another gradient than with one client")

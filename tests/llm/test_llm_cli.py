@@ -1,0 +1,97 @@
+"""Language models on the command line: runs, resuming, comparisons, reports, refused input."""
+
+import json
+import math
+
+import pytest
+from small_texts import write_play
+
+from fedsift.cli.entry import main
+from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, train_rounds
+from small_runs import data_in
+
+QUICK = (
+    "--model", "llm:tiny", "--dataset", "shakespeare", "--clients", "3", "--rounds", "2",
+    "--local-steps", "2", "--batch-size", "2", "--block-length", "32", "--lora-rank", "4",
+)  # fmt: skip
+OF_AUTHORS = ("--partition", "documents", "--client-tests")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSIFT_DATA", str(tmp_path))
+    write_play(tmp_path / "shakespeare")
+    return tmp_path
+
+
+def metrics_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_shows_and_records_perplexity(here, capsys):
+    assert main(["run", *QUICK, *OF_AUTHORS, "--algorithm", "sift", "--out", "out"]) == 0
+    shown = capsys.readouterr()
+    assert "perplexity" in shown.out + shown.err
+    assert "final perplexity" in shown.out
+    records, summary = metrics_of(here / "out"), json.loads((here / "out/summary.json").read_text())
+    assert all(math.isclose(r["perplexity"], math.exp(r["loss"])) for r in records)
+    assert all(r["accuracy"] is None and len(r["client_perplexity"]) == 3 for r in records)
+    assert summary["final_perplexity"] == records[-1]["perplexity"]
+    assert summary["lora_rank"] == 4
+    assert (here / "out" / "adapter" / "adapter_config.json").exists()
+    page = here / "out" / "report.html"
+    assert "How does perplexity differ between clients?" in page.read_text()
+    assert "test perplexity" in json.dumps(data_in(page), ensure_ascii=False)
+
+
+def test_a_resumed_run_ends_with_the_same_bits(here):
+    values = {
+        "model": "llm:tiny", "dataset": "shakespeare", "clients": 2, "rounds": 3, "local_steps": 2,
+        "batch_size": 2, "block_length": 32, "partition": "documents",
+    }  # fmt: skip
+    config = RunConfig.from_values(values)
+    whole, part = (RunFolder.create(here / name, config) for name in ("whole", "part"))
+    for folder, rounds in ((whole, 3), (part, 1)):
+        federation = federation_of(config)
+        list(train_rounds(folder, federation, restore_run(folder, federation), rounds))
+    part.model_file.unlink()
+    assert main(["resume", "part"]) == 0
+    assert part.model_file.read_bytes() == whole.model_file.read_bytes()
+
+
+def test_pieces_of_all_authors_can_be_split_by_other_partitions(here):
+    assert main(["run", *QUICK, "--partition", "dirichlet", "--out", "out"]) == 0
+    assert metrics_of(here / "out")[-1]["perplexity"] > 1
+
+
+def test_a_comparison_has_a_perplexity_as_target(here, capsys):
+    words = ["compare", "--algorithms", "sift,fedsgd", *QUICK, *OF_AUTHORS, "--out", "both"]
+    assert main([*words, "--target", "5000"]) == 0
+    assert "ppl" in capsys.readouterr().out
+    header, *rows = (here / "both" / "compare.csv").read_text().splitlines()
+    assert {"best_perplexity", "client_perplexity_p90"} < {*header.split(",")}
+    assert all(row.split(",")[4] == "1" for row in rows)  # the first round has reached it
+    assert main([*words[:-1], "again", "--target", "0.9"]) == 2
+    assert "perplexity above 1" in capsys.readouterr().err
+
+
+REFUSED = {
+    "text without a language model": (["--dataset", "sotu", "--model", "cnn"], "llm:PATH"),
+    "a language model without text": (["--model", "llm:tiny"], "needs text"),
+    "an adapter of a CNN": (["--lora-rank", "4"], "only applies to language models"),
+    "a negative rank": (["--dataset", "sotu", "--lora-rank", "-1"], "at least 0, got -1"),
+    "an unknown layer": ([*QUICK, "--lora-targets", "zz"], "LoRA cannot be added"),
+    "no such model": ([*QUICK, "--model", "llm:none"], "no language model 'none'"),
+    "no texts": (["--dataset", "sotu"], "there are no texts in"),
+    "client tests of mixed text": ([*QUICK, "--client-tests"], "--partition documents"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_input_is_refused_in_one_line(case, capsys):
+    words, reason = REFUSED[case]
+    assert main(["run", *words, "--out", "out"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert reason in said
+    assert "\n" not in said
