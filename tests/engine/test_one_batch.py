@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedsift import algorithms
-from fedsift.data.text import sequence_cross_entropy
+from fedsift.data import sequence_cross_entropy
 from fedsift.engine import Reference, Stacked
 from fedsift.engine.gpu.one_batch.gradients import OneBatchGradients
 from fedsift.engine.gpu.one_batch.norms import normalized

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedsift.task import Loss
+from fedsift.task.losses import sequence_cross_entropy
 from fedsift.task.samples import TensorPair
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
@@ -151,19 +152,6 @@ def windows(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int
     """Split codes into consecutive samples; return them and the same shifted by one character."""
     end = (len(codes) - 1) // CONTEXT * CONTEXT
     return codes[:end].reshape(-1, CONTEXT), codes[1 : end + 1].reshape(-1, CONTEXT)
-
-
-def sequence_cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy over all positions of all samples.
-
-    ``output`` is ``(samples, positions, classes)`` and ``targets`` ``(samples, positions)``.
-    Without positions, this is the usual cross-entropy.
-
-    >>> output, targets = torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64)
-    >>> round(sequence_cross_entropy(output, targets).exp().item(), 4)
-    4.0
-    """
-    return cross_entropy(output.flatten(0, -2), targets.flatten())
 
 
 def loss_of(targets: Tensor) -> Loss:

@@ -29,6 +29,20 @@ def next_token_loss(output: Any, targets: Tensor) -> Tensor:
     return cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=IGNORED)
 
 
+def sequence_cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy over all positions of all samples.
+
+    ``output`` is ``(samples, positions, classes)`` and ``targets`` ``(samples, positions)``.
+    Without positions, this is the usual cross-entropy.
+
+    >>> import torch
+    >>> output, targets = torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64)
+    >>> round(sequence_cross_entropy(output, targets).exp().item(), 4)
+    4.0
+    """
+    return cross_entropy(output.flatten(0, -2), targets.flatten())
+
+
 def has_perplexity(loss: object) -> bool:
     """Whether the quality of a model with this loss is its perplexity, and not an accuracy."""
     return loss is next_token_loss
