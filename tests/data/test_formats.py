@@ -16,8 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, de
 import fedsift
 from fedsift import simulate
 from fedsift.algorithms import fedadam_ssm, fedavg
-from fedsift.engine import Forked, Reference, Stacked, batches
-from fedsift.engine.batches import take
+from fedsift.engine import Forked, Reference, Stacked
 from fedsift.simulation import Options, prepare
 from fedsift.task.samples import as_data, leaves_of, stacked
 
@@ -233,17 +232,6 @@ def test_a_forked_process_leaves_the_workers_to_its_parent(capfd):
     forked_process.join()
     assert capfd.readouterr().err == ""
     after(federations[0], 1, snapshot)
-
-
-def test_batches_that_are_made_ahead_are_limited_in_number_and_bytes(monkeypatch):
-    made = iter([(torch.zeros(n), torch.zeros(1)) for n in range(1, 9)])
-    assert [len(x) for x, _ in take(made, 2)] == [1, 2]
-    monkeypatch.setattr(batches, "BYTES_AHEAD", 4 * (3 + 4 + 2))
-    assert [len(x) for x, _ in take(made, 9)] == [3, 4]
-    assert [len(x) for x, _ in take(made, 9)] == [5, 6]
-    expected = after(federation()).state.w
-    monkeypatch.setattr(batches, "BYTES_AHEAD", 1)
-    assert torch.equal(after(federation()).state.w, expected)
 
 
 ITEMS = {
