@@ -3,6 +3,7 @@
 import json
 import stat
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import RecordDict
@@ -12,9 +13,18 @@ from torch import nn
 import fedsift
 from fedsift import algorithms
 from fedsift.flower import FedSift, arrays_of, client_app, secure_rounds
-from fedsift.flower.secure_client import SECURE_RECORD, SecureQuery, SecureReply
+from fedsift.flower.secure_client import (
+    SECURE_RECORD,
+    SecureFile,
+    SecureQuery,
+    SecureReply,
+    answer_query,
+)
+from fedsift.privacy.secure import SecureSettings, SecureSumStopped
 from fedsift.privacy.secure.client import SecureClient
+from fedsift.privacy.secure.exchange import StageBytes, run_exchange
 from fedsift.privacy.secure.messages import Reader, SecureStage
+from fedsift.privacy.secure.server import SecureServer
 from fedsift.privacy.secure.storage import client_from_json, client_to_json
 
 CLIENTS = 4
@@ -180,3 +190,35 @@ def test_a_client_is_stored_with_everything_it_knows(federation, tmp_path):
     assert client.current.consent
     assert len(client.peers) == CLIENTS - 1
     assert client_from_json(client_to_json(client)) == client
+
+
+def test_values_that_were_in_a_sum_are_refused_to_a_new_session(tmp_path):
+    """The server gets the sum of four clients, and asks again for the sum of three of them."""
+    values = np.arange(5, dtype=np.int8)
+    for client in range(CLIENTS):
+        SecureFile(tmp_path / f"{client}/secure.json", 1, 1, values.tobytes()).save()
+    reasons = []
+
+    def total_of(clients, session):
+        server = SecureServer(bytes(8) + session, SecureSettings())
+
+        def ask(request):
+            found = {
+                u: answer_query(
+                    SecureQuery(bytes(8), session, message),
+                    u,
+                    tmp_path / str(u),
+                    SecureSettings(),
+                )
+                for u, message in request.messages.items()
+            }
+            reasons.extend(reply.reason for reply in found.values() if reply.reason)
+            return {u: reply.reply for u, reply in found.items() if reply.reply}
+
+        return run_exchange(server, 1, clients, 5, 7, ask, StageBytes()).total
+
+    assert total_of(range(4), b"session1").tolist() == (4 * values).tolist()
+    with pytest.raises(SecureSumStopped):
+        total_of(range(3), b"session2")
+    assert len(reasons) == 3
+    assert all("in the sum of an earlier session" in reason for reason in reasons)

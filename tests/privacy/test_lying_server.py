@@ -16,8 +16,8 @@ from privacy.parties import Parties, random_codes
 class LyingServer:
     """Sends each client what it likes. It holds every masked vector and every signature."""
 
-    def __init__(self, clients: int, settings: SecureSettings = SecureSettings()) -> None:
-        self.parties = Parties(dict.fromkeys(range(clients), 1), settings)
+    def __init__(self, clients: int, **settings: int) -> None:
+        self.parties = Parties(dict.fromkeys(range(clients), 1), SecureSettings(**settings))
         self.clients, self.all = self.parties.clients, tuple(range(clients))
         self.curious = CuriousServer(self.parties)
         self.signatures: dict[int, list[bytes]] = {u: [] for u in self.all}
@@ -223,7 +223,7 @@ def test_whatever_the_server_says_at_most_one_sum_per_round_is_exposed(data: st.
 
 def test_a_client_refuses_a_group_that_is_too_small() -> None:
     """Two clients that collude with the server are enough in a group of three."""
-    server = LyingServer(6, SecureSettings(min_clients=5))
+    server = LyingServer(6, min_clients=5)
     assert server.deal(0, group=range(5))
     assert server.deal(0, group=range(4)) is None
     assert server.refusals == ["secure aggregation needs at least 5 clients per round, got 4"]

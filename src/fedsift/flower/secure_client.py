@@ -150,7 +150,6 @@ class SecureFile:
         finally:
             os.umask(before)
 
-
     def digest_in(self, run: bytes) -> str:
         """Return a digest of the values of this round of a run."""
         return digest("values", run, self.round, self.codes).hex()
