@@ -39,6 +39,7 @@ def sift_common_variant(
     fresh: float = 1.0,
     decay: float = 0.95,
     bits: int = 3,
+    largest: int = 0,
     level: float = 4.0,
     v_rounds: int = 5,
     down_bits: int = 3,
@@ -63,9 +64,10 @@ def sift_common_variant(
     ``memory``: the weight of the server's velocity, next to the nominations, in the choice of the
     mask. ``ahead`` and ``ahead_off``: the share of the residual that a client adds to W on the
     mask, and elsewhere. ``fresh``: the share of this round's ΔW that is sent, next to all of the
-    residual. ``level``: the value, in units, of the coordinates that clients name. ``v_rounds``: V
-    is sent for one of this many coordinates of the mask per round, 0 for never. ``down_bits``: bits
-    of the downlink. ``scale``: a factor of the server's step. ``skip``: no values in round 1, when
+    residual. ``largest``: the largest number that is sent, 0 for all that ``bits`` can hold.
+    ``level``: the value, in units, of the coordinates that clients name. ``v_rounds``: V is sent
+    for one of this many coordinates of the mask per round, 0 for never. ``down_bits``: bits of the
+    downlink. ``scale``: a factor of the server's step. ``skip``: no values in round 1, when
     there is no mask. ``fade``: lr falls like 1/√(1 + t/fade).
     """
 
@@ -92,7 +94,8 @@ def sift_common_variant(
             return (nominations(target * (1 + decay), context, after, level),), {"residual": target}
         rise = grid.log_v(update.end.v, eps) - grid.log_v(update.start.v, eps)
         wanted = fresh * update.delta_w + decay * memory["residual"]
-        numbers = padded(grid.in_units(wanted, rise), context.d)
+        most = largest or Integer(bits).largest
+        numbers = padded(grid.in_units(wanted, rise).clamp(-most, most), context.d)
         values = CodedValues.of(numbers, Integer(bits))
         residual = target - grid.dense_w(values.restore())
         names = nominations(fresh * update.delta_w + decay * residual, context, after, level)

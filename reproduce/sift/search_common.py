@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import get_context
+from multiprocessing.queues import Queue
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -50,8 +52,8 @@ from fedsift.seeding import stream
 from fedsift.selection.masks import num_kept
 from fedsift.simulation import Options, initial_snapshot, prepare, run_rounds
 
-SEEDS = (100, 101)
-FINAL_SEEDS = (102, 103)
+SEEDS = (102, 103)
+FINAL_SEEDS = (101, 100)
 SHORT, LONG = {"iid": 30, "noniid": 60}, 150
 Settings = dict[str, Any]
 Row = dict[str, Any]
@@ -59,46 +61,41 @@ Frames = dict[int, int]
 """The bytes of all frames without masked values, by round."""
 
 SPACE: dict[str, tuple[Any, ...]] = {
-    "density": (0.02, 0.025, 0.03, 0.035, 0.04),
-    "shares": (20, 20, 4, 1),
-    "named": (0.5, 0.75, 1.0, 1.5),
-    "memory": (0.0, 0.0, 0.5, 1.0, 2.0),
-    "ahead": (0.0, 0.3, 0.5, 0.7, 1.0),
-    "ahead_off": (0.0, 0.0, 0.3, 0.5, 0.7),
-    "fresh": (0.0, 0.5, 1.0, 1.0),
-    "decay": (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98),
-    "bits": (2, 3, 3, 3, 4),
-    "level": (1.5, 2.0, 3.0, 4.0),
-    "v_rounds": (3, 5, 8, 12),
-    "down_bits": (3, 4, 6, 8),
-    "momentum": (0.0, 0.3, 0.5, 0.65, 0.75),
-    "scale": (0.6, 0.8, 1.0, 1.0, 1.3),
-    "warmup_rounds": (1, 20, 40),
-    "average": (0.05, 0.1, 0.2),
-    "lr": (5e-4, 7e-4, 1e-3, 1e-3),
-    "fade": (0.0, 0.0, 50.0, 150.0),
+    "density": (0.015, 0.02, 0.02, 0.025, 0.03),
+    "shares": (20, 4, 4, 1),
+    "named": (1.0, 1.5),
+    "ahead": (0.5, 0.5, 0.6, 0.7, 1.0),
+    "ahead_off": (0.0, 0.3, 0.4, 0.5, 0.5),
+    "decay": (0.9, 0.95, 0.98),
+    "largest": (3, 6, 6),
+    "level": (2.0, 3.0, 4.0),
+    "v_rounds": (5, 8),
+    "momentum": (0.5, 0.6, 0.7, 0.7, 0.8),
+    "average": (0.05, 0.1),
+    "fade": (0.0, 0.0, 100.0),
 }
 """The values from which settings are drawn."""
+FIXED: Settings = {"bits": 4, "down_bits": 6}
+"""What all trials have in common."""
+NEAR: Settings = {
+    "density": 0.02, "shares": 4, "ahead": 0.5, "ahead_off": 0.5, "momentum": 0.7, "largest": 6,
+    "level": 3.0,
+}  # fmt: skip
 LEADS: tuple[Settings, ...] = (
-    {},
-    {"down_bits": 6},
-    {"ahead_off": 0.0, "ahead": 1.0},
-    {"ahead_off": 0.0, "ahead": 1.0, "down_bits": 6},
-    {"ahead_off": 0.0, "ahead": 0.0, "fresh": 0.0},
-    {"ahead_off": 0.0, "ahead": 0.0, "decay": 0.7},
-    {"ahead_off": 0.0, "ahead": 0.0, "decay": 0.9, "momentum": 0.3},
-    {"ahead_off": 0.0, "ahead": 0.0, "decay": 0.9, "momentum": 0.0},
-    {"ahead_off": 0.5, "ahead": 0.5, "momentum": 0.7},
-    {"ahead_off": 0.5, "ahead": 0.5, "decay": 0.8, "down_bits": 6},
-    {"ahead_off": 0.3, "ahead": 0.7, "decay": 0.9, "down_bits": 6},
-    {"shares": 1, "named": 1.5, "down_bits": 6},
-    {"shares": 4, "named": 1.5, "ahead_off": 0.0, "ahead": 1.0, "down_bits": 6},
-    {"named": 0.5, "memory": 1.0, "ahead_off": 0.3, "down_bits": 6},
-    {"memory": 1.0, "ahead_off": 0.0, "ahead": 1.0, "down_bits": 6},
-    {"bits": 2, "level": 1.5, "density": 0.04, "down_bits": 6},
-    {"level": 2.0, "down_bits": 6},
-    {"average": 0.2, "lr": 7e-4, "down_bits": 6},
-    {"fade": 50.0, "average": 0.1, "down_bits": 6},
+    NEAR,
+    NEAR | {"density": 0.03, "largest": 3},
+    NEAR | {"density": 0.03, "largest": 3, "level": 2.0},
+    NEAR | {"level": 4.0},
+    NEAR | {"shares": 1, "named": 1.5},
+    NEAR | {"shares": 20},
+    NEAR | {"named": 1.5},
+    NEAR | {"momentum": 0.6, "ahead": 0.7, "ahead_off": 0.3},
+    NEAR | {"momentum": 0.5, "ahead": 0.7, "ahead_off": 0.3, "decay": 0.9},
+    NEAR | {"ahead": 1.0, "ahead_off": 0.0, "named": 1.5, "momentum": 0.5},
+    NEAR | {"ahead": 1.0, "ahead_off": 0.3},
+    NEAR | {"decay": 0.9},
+    NEAR | {"fade": 100.0, "average": 0.1},
+    NEAR | {"density": 0.015},
 )
 """Settings that are tried first, as changes of the variant's defaults."""
 
@@ -116,7 +113,7 @@ class Trial:
     @classmethod
     def of(cls, changes: Settings, setting: str, seed: int, rounds: int = 0) -> Trial:
         """Return a run of the variant."""
-        given = tuple(sorted(changes.items()))
+        given = tuple(sorted((FIXED | changes).items()))
         return cls("sift-common-variant", given, setting, seed, rounds or SHORT[setting])
 
 
@@ -127,8 +124,8 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("trials.json"))
     parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--jobs", type=int, default=10)
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=3, help="processes on the GPU, if there is one")
+    parser.add_argument("--cpu-jobs", type=int, default=0, help="processes with one core each")
     parser.add_argument("--vgg", action="store_true", help="then train VGG-11 on CIFAR-10, too")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
@@ -148,7 +145,7 @@ class Search:
         self.arguments, self.start = arguments, time.monotonic()
         self.rows: list[Row] = []
         self.draw = random.Random(0)
-        self.waiting: list[Trial] = [*leads(), *baselines()]
+        self.waiting: list[Trial] = [*leads()]
         self.tried: set[Trial] = set(self.waiting)
         self.is_final = False
 
@@ -160,13 +157,16 @@ class Search:
     def run(self) -> None:
         """Keep all processes busy; write the rows every few seconds."""
         context, written = get_context("spawn"), 0.0
-        pool = ProcessPoolExecutor(self.arguments.jobs, context, initializer=prepare_worker)
+        jobs, devices = self.arguments.jobs + self.arguments.cpu_jobs, context.Queue()
+        for number in range(jobs):
+            devices.put(("auto", 0) if number < self.arguments.jobs else ("cpu", number))
+        pool = ProcessPoolExecutor(jobs, context, initializer=prepare_worker, initargs=(devices,))
         running: dict[Future[Row], Trial] = {}
         deadline = self.start + self.arguments.seconds
         while time.monotonic() < deadline:
-            while len(running) < self.arguments.jobs:
+            while len(running) < jobs:
                 trial = self.next_trial()
-                running[pool.submit(train, trial, self.arguments.device, deadline)] = trial
+                running[pool.submit(train, trial, deadline)] = trial
             done, _ = wait(running, timeout=5, return_when=FIRST_COMPLETED)
             for future in done:
                 self.take(running.pop(future), future)
@@ -188,7 +188,7 @@ class Search:
         for trial in (*trials, Trial("fedadam-ssm", (), "vgg", SEEDS[0], 60)):
             done: Future[Row] = Future()
             try:
-                done.set_result(train(trial, self.arguments.device))
+                done.set_result(train(trial))
             except Exception as problem:
                 done.set_exception(problem)
             self.take(trial, done)
@@ -206,20 +206,20 @@ class Search:
         }  # fmt: skip
         self.rows.append(row)
         is_first = (trial.setting, trial.seed, trial.rounds) == ("noniid", SEEDS[0], 60)
-        if is_first and "problem" not in row and max(row["accuracy"]) > 0.78:
+        if is_first and "problem" not in row and max(row["accuracy"][:45]) > 0.79:
             changes = dict(trial.settings)
             self.waiting.insert(0, Trial.of(changes, "noniid", SEEDS[1]))
             self.waiting.insert(0, Trial.of(changes, "iid", SEEDS[0]))
 
     def next_trial(self) -> Trial:
         """Return the next run."""
-        if not self.is_final and self.share > 0.72:
+        if not self.is_final and self.share > 0.55:
             self.is_final = True
-            self.waiting = list(finals(self.best(8)))
+            self.waiting = list(finals(self.best(10)))
         if self.waiting:
             return self.waiting.pop(0)
         while True:
-            pool = self.best(10) if self.share > 0.4 else []
+            pool = self.best(10) if self.share > 0.25 else []
             changes = self.changed(self.draw.choice(pool)) if pool else self.random()
             trial = Trial.of(changes, "noniid", SEEDS[0])
             if trial not in self.tried:
@@ -227,8 +227,8 @@ class Search:
                 return trial
 
     def random(self) -> Settings:
-        """Draw settings: each is its default with probability 1/2."""
-        return {
+        """Draw settings: each is that of NEAR with probability 1/2, if that has it."""
+        return NEAR | {
             key: self.draw.choice(values)
             for key, values in SPACE.items()
             if self.draw.random() < 0.5
@@ -277,9 +277,8 @@ def leads() -> Iterator[Trial]:
 
 
 def finals(chosen: Sequence[Settings]) -> Iterator[Trial]:
-    """Yield long runs with other seeds, first of the best settings, and with a late density."""
-    late = [{**settings, "late_density": x} for settings in chosen[:2] for x in (0.06, 0.1)]
-    for settings in (*chosen[:4], *late, *chosen[4:]):
+    """Yield long runs with other seeds, first of the best settings."""
+    for settings in chosen:
         for seed in FINAL_SEEDS:
             for setting in ("noniid", "iid"):
                 yield Trial.of(settings, setting, seed, LONG)
@@ -296,10 +295,17 @@ def score(rows: Sequence[Row]) -> float:
     return fmean(of["iid"]) + fmean(of["noniid"])
 
 
-def prepare_worker() -> None:
-    """Compute the bytes of the protocol before the first trial."""
+def prepare_worker(devices: Queue[tuple[str, int]]) -> None:
+    """Choose the device, and compute the bytes of the protocol before the first trial."""
+    DEVICE[0], core = devices.get()
+    if core:
+        os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
     torch.set_num_threads(1)
     protocol_bytes()
+
+
+DEVICE = ["auto"]
+"""The device of this process."""
 
 
 @cache
@@ -316,15 +322,16 @@ def data_of(setting: str, seed: int) -> tuple[list[Any], Any, Any]:
     return clients, (x[held_out], y[held_out]), dataset.shape
 
 
-def train(trial: Trial, device: str, deadline: float = math.inf) -> Row:
+def train(trial: Trial, deadline: float = math.inf) -> Row:
     """Train, and return what was measured after each round."""
     began = time.perf_counter()
     clients, held_out, shape = data_of(trial.setting, trial.seed)
     algorithm = algorithm_of(trial)
     is_vgg = trial.setting == "vgg"
     model = models.build("vgg11" if is_vgg else "cnn", shape, seed=trial.seed)
-    precision = "bf16" if is_vgg and device != "cpu" else "fp32"
-    options = Options(batch_size=64, seed=trial.seed, device=device, precision=precision)
+    on_gpu = torch.cuda.is_available() and DEVICE[0] != "cpu"
+    precision = ("bf16" if is_vgg else "tf32") if on_gpu else "fp32"
+    options = Options(batch_size=64, seed=trial.seed, device=DEVICE[0], precision=precision)
     federation = prepare(model, clients, held_out, algorithm, options)
     frames: Frames = {}
     if trial.algorithm == "sift-common-variant":
@@ -342,7 +349,10 @@ def train(trial: Trial, device: str, deadline: float = math.inf) -> Row:
         row["problem"] = str(problem)
     if frames:
         row["secure"] = secure_bytes(frames, algorithm, federation.task.layout.d)
-    return row | {"seconds": round(time.perf_counter() - began, 1)}
+    return row | {
+        "device": str(federation.task.device),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
 
 
 def algorithm_of(trial: Trial) -> algorithms.Algorithm:
@@ -367,7 +377,7 @@ def secure_bytes(frames: Frames, algorithm: algorithms.Algorithm, d: int) -> lis
     """Return the bytes per client up to each round with secure aggregation, without losses."""
     protocol, total, found = iter(protocol_bytes()), 0.0, []
     given = algorithm.settings
-    width = bits_for(CLIENTS * Integer(given["bits"]).largest)
+    width = bits_for(CLIENTS * (given["largest"] or Integer(given["bits"]).largest))
     for round, size in frames.items():
         total += size / CLIENTS
         if algorithm.phase(round).summed:
