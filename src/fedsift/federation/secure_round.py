@@ -19,6 +19,7 @@ from fedsift.codec.update import Role, Update, vector_for
 from fedsift.codec.value_blocks import Integer
 from fedsift.engine.contract import ClientResult, Job, Results
 from fedsift.federation.inbox import Inbox, Reply
+from fedsift.federation.private_rounds import noisy_codes
 from fedsift.privacy.secure import Refusal, SecureSettings, SecureSumStopped
 from fedsift.privacy.secure.client import SecureClient
 from fedsift.privacy.secure.exchange import StageBytes, reply_of, run_exchange
@@ -60,6 +61,9 @@ class SecureRounds:
         self.advance_to(job.round)
         roles = job.phase.summed
         uploads, codes, largest = separated(replies, roles)
+        if (noise := self.federation.noise) is not None:
+            seed, largest = self.federation.task.seed, noise.largest(largest)
+            codes = {u: noisy_codes(noise, x, seed, job.round, u) for u, x in codes.items()}
         exchange = SecureExchange(self, job.round, self.losses(job.round, job.cohort))
         total = exchange.run(codes, largest)
         for client in sorted(exchange.uploaded - total.weights.keys()):

@@ -12,9 +12,6 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 Integers = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -31,6 +28,10 @@ class Bits:
     """
 
     def __init__(self, key: bytes) -> None:
+        from cryptography.hazmat.primitives.ciphers import Cipher
+        from cryptography.hazmat.primitives.ciphers.algorithms import AES
+        from cryptography.hazmat.primitives.ciphers.modes import CTR
+
         self.stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
 
     def words(self, n: int) -> npt.NDArray[np.uint64]:
@@ -132,4 +133,5 @@ def bernoulli_exp_of_fraction(numerators: Integers, denominator: int, bits: Bits
         happened = bits.below(denominator * number[left]) < numerators[left]
         left = left[happened]
         number[left] += 1
-    return number % 2 == 1
+    is_odd: Bools = number % 2 == 1
+    return is_odd

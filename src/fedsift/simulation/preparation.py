@@ -56,6 +56,14 @@ class Options:
     privacy: DifferentialPrivacy | None = None
     secure: bool | SecureSettings = False
 
+    @property
+    def sampling_rate(self) -> float:
+        """The probability with which a client takes part in a private round, for who sees the sums.
+
+        With secure aggregation this is the server, which knows who takes part.
+        """
+        return 1.0 if self.secure else self.participation
+
     def check(self, clients: int) -> None:
         """Check that every option is valid for this number of clients."""
         if self.batch_size is not None:
@@ -145,11 +153,6 @@ def secure_settings(
     if (settings := settings_from(options.secure)) is None:
         return None
     check_can_be_secure(algorithm)
-    if options.privacy:
-        raise ValueError(
-            "secure aggregation hides the updates that differential privacy clips on the server: "
-            "choose one of the two"
-        )
     if layout.buffers and options.buffers == "average":
         raise ValueError(
             'buffers="average" sends each client\'s running statistics in the clear: with secure '
