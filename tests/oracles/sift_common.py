@@ -20,7 +20,7 @@ def sift_common(
     shares: int,
     ahead: float,
     decay: float,
-    bits: int,
+    largest: int,
     momentum: float,
     clip: float,
     warmup_rounds: int,
@@ -38,7 +38,6 @@ def sift_common(
     parts = min(shares, d)
     named = min(math.ceil(k / parts), d // parts)
     with_v = math.ceil(k / 5)
-    top = 2 ** (bits - 1) - 1
     e = [np.zeros(d) for _ in gradients]
     velocity, left_w, left_v, grid = np.zeros(d), np.zeros(d), np.zeros(d), np.zeros(d)
     mask: list[int] = []
@@ -56,18 +55,18 @@ def sift_common(
             u = w - begin + decay * e[n]
             sent = np.zeros(d)
             for i in mask:
-                sent[i] = np.clip(np.round(u[i] / unit), -top, top)
+                sent[i] = np.clip(np.round(u[i] / unit), -largest, largest)
             rise = np.zeros(d)
             for i in window:
                 change = np.log(1 + v[i] / eps) - np.log(1 + V[i] / eps)
-                rise[i] = np.clip(np.round(change / 0.5), -top, top)
+                rise[i] = np.clip(np.round(change / 0.5), -largest, largest)
             e[n] = u - unit * sent
             wanted = w - begin + decay * e[n]
             share = [(n + t + j * parts) % d for j in range(d // parts)]
-            largest = sorted(share, key=lambda i, x=wanted: -abs(x[i]))[:named]
-            own = np.mean(np.abs(wanted[largest])) / 4
+            top = sorted(share, key=lambda i, x=wanted: -abs(x[i]))[:named]
+            own = np.mean(np.abs(wanted[top])) / 4
             vote = np.zeros(d)
-            vote[largest] = own
+            vote[top] = own
             sent_w.append(sent)
             sent_v.append(rise)
             votes.append(vote)
@@ -78,7 +77,7 @@ def sift_common(
             mean_w = mean_of(cohort, sent_w, weights)[mask] + left_w[mask] / unit
             mean_v = mean_of(cohort, sent_v, weights)[window] + left_v[window]
             values = np.concatenate([mean_w, mean_v])
-            restored = quantize(values, bits)
+            restored = quantize(values, 6)
             step[mask] = unit * restored[:k]
             left_w[mask] = unit * (values - restored)[:k]
             left_v[window] = (values - restored)[k:]

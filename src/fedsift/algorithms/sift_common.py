@@ -7,6 +7,7 @@ All clients send whole numbers at the same coordinates, so a secure sum of them 
 - The coordinates are dealt out to the clients, differently in every round. With its values, each
   client names the largest coordinates in its share of what it has not sent. What all clients name
   is everyone's mask in the next round: no extra trip is needed, and no indices travel with values.
+  In round 1, clients only name coordinates.
 - The grid G holds the mask and the unit of its values: G_i is the unit in which coordinate i is
   sent, and 0 outside of the mask. It is part of the global state (C), so everyone knows it.
 - Clients start from W plus a share of their residual. A coordinate is sent one round after it was
@@ -41,12 +42,12 @@ from fedsift.algorithms.settings import (
     Epsilon,
     LearningRate,
     LocalSteps,
+    Range,
     ResidualDecay,
     Setting,
 )
 from fedsift.algorithms.sift import (
     Average,
-    Bits,
     Clip,
     Momentum,
     WarmupRounds,
@@ -55,6 +56,7 @@ from fedsift.algorithms.sift import (
 )
 from fedsift.codec.update import CodedValues, Part, Parts
 from fedsift.codec.values import Integer, Linear
+from fedsift.seeding import stream
 from fedsift.selection.masks import num_kept, positions, top_k
 from fedsift.vector import Layout, State
 
@@ -64,12 +66,31 @@ V_UNIT = 0.5
 """The unit in which changes of ln(1 + V/ε) are sent."""
 LEVEL = 4
 """The value, in units, of a coordinate as large as those that clients named on average."""
+DOWN_BITS = 6
+"""Bits per value of the downlink."""
+STEPS = 30
+"""Local steps for the unit of values without nominations, if clients take different numbers."""
 
 Shares = Annotated[
     int,
     Setting(
         "Shares into which the coordinates are dealt: best the number of clients per round",
         COUNT,
+        fixed=True,
+    ),
+]
+Largest = Annotated[
+    int,
+    Setting(
+        "Largest whole number that a client sends",
+        Range("a whole number from 1 to 127", lambda x: isinstance(x, int) and 1 <= x <= 127),
+    ),
+]
+Nominate = Annotated[
+    bool,
+    Setting(
+        "Whether clients name the mask's coordinates. Without it, the mask is chosen from earlier "
+        "sums alone, as differential privacy needs, and V is not sent",
         fixed=True,
     ),
 ]
@@ -85,7 +106,8 @@ def sift_common(
     shares: Shares = 20,
     ahead: Ahead = 0.7,
     decay: ResidualDecay = 0.95,
-    bits: Bits = 3,
+    largest: Largest = 3,
+    nominate: Nominate = True,
     momentum: Momentum = 0.5,
     clip: Clip = 4.0,
     warmup_rounds: WarmupRounds = 40,
@@ -98,14 +120,17 @@ def sift_common(
 ) -> Algorithm:
     """Sift with one mask for all clients, which they nominate, and sums of whole numbers.
 
-    Uplink per client and round: (k + k/5) bits for values, and k/shares log₂ d for nominations.
+    Uplink per client and round: (k + k/5) log₂(2 largest + 1) bits for values, and k/shares log₂ d
+    for nominations.
 
-    >>> sift_common(density=0.5, shares=16).phase(1).paper_bits(1024)
-    2165.0
+    >>> round(sift_common(density=0.5, shares=16, largest=3).phase(2).paper_bits(1024))
+    2046
     """
+    coder = Integer(max(2, largest.bit_length() + 1))
+    fixed_unit = lr * (local_steps if isinstance(local_steps, int) else STEPS) / LEVEL
 
     def sizes(d: int) -> Sizes:
-        return Sizes.of(d, density, shares)
+        return Sizes.of(d, density, shares, nominate)
 
     def local_start(state: State, memory: Memory) -> State:
         w = state.w + ahead * decay * memory["residual"]
@@ -115,9 +140,15 @@ def sift_common(
         size = sizes(context.d)
         grid = Grid.of(update.start.c, size, context.round)
         target = update.delta_w + decay * memory["residual"]
+        if nominate and context.round == 1:
+            named = nominations((1 + decay) * target, context, size)
+            return (named,), {"residual": target}
         rise = grid.log_v(update.end.v, eps) - grid.log_v(update.start.v, eps)
-        values = CodedValues.of(grid.in_units(target, rise), Integer(bits))
+        numbers = grid.in_units(target, rise).clamp(-largest, largest)
+        values = CodedValues.of(numbers, coder)
         residual = target - grid.dense_w(values.restore())
+        if not nominate:
+            return (Part(None, {"p": values}),), {"residual": residual}
         named = nominations(update.delta_w + decay * residual, context, size)
         return (Part(None, {"p": values}), named), {"residual": residual}
 
@@ -126,11 +157,14 @@ def sift_common(
         grid = Grid.of(state.c[None], size, context.round)
         kept, kept_v = memory["residual"], memory["residual_v"]
         total = mean.p[None] + grid.in_units(kept, kept_v.gather(-1, grid.of_v))
-        values = CodedValues.of(total, coder_of("w", bits, total.dtype))
+        values = CodedValues.of(total, coder_of("w", DOWN_BITS, total.dtype))
         sent = values.restore()
         unsent = mean.p[None] - sent
         velocity, step = nesterov(state.m[None], grid.dense_w(sent), momentum)
-        mask = next_grid(mean.c[None], velocity, size)
+        if nominate:
+            mask = next_grid(mean.c[None], velocity, size)
+        else:
+            mask = public_grid(velocity, context, size, fixed_unit)
         return (Part(None, {"p": values}), mask), {
             "residual": kept + grid.dense_w(unsent),
             "residual_v": kept_v + grid.dense_v(unsent),
@@ -148,24 +182,35 @@ def sift_common(
     def model(state: State, memory: Memory) -> Tensor:
         return state.w + memory["lag"][0]
 
+    def named_bits(d: int) -> float:
+        return sizes(d).named * math.log2(d)
+
     def paper_bits(d: int) -> float:
         size = sizes(d)
-        return size.numbers * bits + size.named * math.log2(d)
+        return size.numbers * math.log2(2 * largest + 1) + size.named * math.log2(d)
 
     @cache
-    def phase_with(bound: float) -> Phase:
+    def phase_with(bound: float, is_first: bool) -> Phase:
         step = AdamStep(lr, beta1, beta2, eps, clip=bound)
+        if is_first:
+            return Phase(local_steps, step, send, named_bits, local_start, broadcast, apply)
         return Phase(
-            local_steps, step, send, paper_bits, local_start, broadcast, apply, summed=("p",)
-        )
+            local_steps, step, send, paper_bits, local_start, broadcast, apply,
+            summed=("p",), largest=largest,
+        )  # fmt: skip
+
+    def phase(round: int) -> Phase:
+        bound = gradient_bound(round, clip or math.inf, warmup_rounds)
+        return phase_with(bound, nominate and round == 1)
 
     return Algorithm(
-        lambda round: phase_with(gradient_bound(round, clip or math.inf, warmup_rounds)),
+        phase,
         client_memory=("residual",),
         server_memory=("residual", "residual_v", "lag"),
         model=model,
         state=("w", "m", "v", "c"),
-        lengths={"p": MessageLength(density, shares)},
+        lengths={"p": MessageLength(density, shares, nominate)},
+        weights="equal",
     )
 
 
@@ -180,13 +225,15 @@ class Sizes:
     shares: int
 
     @classmethod
-    def of(cls, d: int, density: float, shares: int) -> Sizes:
-        """Return the sizes for a model with d parameters.
+    def of(cls, d: int, density: float, shares: int, nominate: bool = True) -> Sizes:
+        """Return the sizes for a model with d parameters; without nominations, V is not sent.
 
         >>> Sizes.of(d=21_840, density=0.02, shares=20)
         Sizes(d=21840, k=437, named=22, with_v=88, shares=20)
         """
         k, shares = num_kept(density, d), min(shares, d)
+        if not nominate:
+            return cls(d, k, 0, 0, shares)
         return cls(d, k, min(-(-k // shares), d // shares), -(-k // V_ROUNDS), shares)
 
     @property
@@ -201,10 +248,11 @@ class MessageLength:
 
     density: float
     shares: int
+    nominate: bool
 
     def __call__(self, layout: Layout) -> int:
         """Return the length."""
-        return Sizes.of(layout.d, self.density, self.shares).numbers
+        return Sizes.of(layout.d, self.density, self.shares, self.nominate).numbers
 
 
 @dataclass(frozen=True)
@@ -279,6 +327,20 @@ def next_grid(votes: Tensor, velocity: Tensor, size: Sizes) -> Part:
     indices = positions(mask, size.k)
     unit = votes.sum(-1, keepdim=True) / size.named
     return Part(indices, {"c": in_one_unit(unit.expand(indices.shape))})
+
+
+def public_grid(velocity: Tensor, context: Context, size: Sizes, unit: float) -> Part:
+    """Return a mask that depends on earlier sums only: half of it moves fastest, half is in turn.
+
+    The turn goes through a random order of all coordinates, in as many rounds as it takes.
+    """
+    half = size.k // 2
+    order = torch.from_numpy(stream(context.seed, "order of coordinates").permutation(size.d))
+    at = torch.arange(size.k - half) + (context.round - 1) * (size.k - half)
+    in_turn = order[at % size.d].to(velocity.device)[None]
+    speed = velocity.abs().scatter(-1, in_turn, torch.inf)
+    indices = positions(top_k(speed, size.k), size.k)
+    return Part(indices, {"c": in_one_unit(velocity.new_full(indices.shape, unit))})
 
 
 def in_one_unit(x: Tensor) -> CodedValues:

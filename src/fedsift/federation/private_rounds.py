@@ -15,6 +15,7 @@ from fedsift.federation.cohort import cohort_size
 from fedsift.privacy.differential import private_roles
 from fedsift.privacy.discrete_gaussian import Bits, Integers
 from fedsift.privacy.distributed import DistributedNoise
+from fedsift.privacy.secure.settings import summed_roles
 from fedsift.seeding import stream, torch_seed
 from fedsift.vector import State
 
@@ -35,7 +36,7 @@ def distributed_noise(federation: Federation) -> DistributedNoise | None:
         return None
     clients = cohort_size(federation.participation, len(federation.task.clients))
     fewest = secure.resolved(clients).threshold + 1
-    roles = federation.algorithm.phase(1).summed
+    roles = summed_roles(federation.algorithm)
     values = sum(federation.task.layout.length(role) for role in roles)
     return private.distributed(fewest, clients, values)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from fedsift.algorithms.method import Algorithm
+from fedsift.codec.update import Role
 from fedsift.privacy.secure.graph import default_neighbors
 
 MIN_CLIENTS = 3
@@ -72,11 +73,16 @@ def check_libraries() -> None:
 def check_can_be_secure(algorithm: Algorithm) -> None:
     """Refuse secure aggregation of a method whose clients send different coordinates."""
     check_libraries()
-    if not algorithm.phase(1).summed:
+    if not summed_roles(algorithm):
         raise ValueError(
             f"the clients of {algorithm.name} send different coordinates or scales, which have no "
             "secure sum: use sift-common"
         )
+
+
+def summed_roles(algorithm: Algorithm) -> tuple[Role, ...]:
+    """Return the roles of which the server needs only sums, if only from round 2 on."""
+    return algorithm.phase(1).summed or algorithm.phase(2).summed
 
 
 def check_neighbors(neighbors: int, clients: int) -> None:
