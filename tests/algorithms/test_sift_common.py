@@ -70,7 +70,9 @@ def recorded(fed):
     return replace(fed, wire=SimulatedWire(send)), frames
 
 
-@pytest.mark.parametrize("changes", [{}, {"largest": 1, "clip": 0.0}, {"density": 1.0, "shares": 50}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"largest": 1, "clip": 0.0}, {"density": 1.0, "shares": 50}]
+)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_twelve_rounds_agree_to_ten_digits_on_every_engine(engine, changes, monkeypatch):
     """Local sets differ in size, and three of five clients take part in each round."""

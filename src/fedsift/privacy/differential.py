@@ -192,6 +192,11 @@ def private_roles(algorithm: Algorithm, privacy: DifferentialPrivacy) -> tuple[R
     if not roles:
         raise not_private(algorithm.name, "its messages depend on the model")
     if any(part.indices is not None for part in parts):
+        if "nominate" in algorithm.settings:
+            raise ConfigError(
+                f"{algorithm.name} cannot be private while its clients name coordinates: set "
+                "nominate to false"
+            )
         raise not_private(algorithm.name, "its clients choose which coordinates they send")
     for role in roles:
         if role not in CLIPPED:

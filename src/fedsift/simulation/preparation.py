@@ -20,6 +20,7 @@ from fedsift.engine.evaluation import Evaluate, Evaluation, Metric
 from fedsift.engine.gpu.stacked import PRECISIONS
 from fedsift.federation.cohort import check_cohort, cohort_size
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
+from fedsift.federation.private_rounds import distributed_noise
 from fedsift.federation.round import Federation
 from fedsift.privacy.differential import DifferentialPrivacy, private_roles
 from fedsift.privacy.robust import Aggregation, check_aggregation
@@ -129,7 +130,7 @@ def prepare(
     task = replace(task, layout=algorithm.layout_for(layout))
     evaluation = evaluation_of(options, task)
     evaluation.check(task)
-    return Federation(
+    federation = Federation(
         task,
         algorithm,
         engine_for(task, algorithm, options.precision),
@@ -144,6 +145,8 @@ def prepare(
         aggregation=options.aggregation,
         secure=secure,
     )
+    distributed_noise(federation)  # refuses noise that whole numbers cannot have
+    return federation
 
 
 def secure_settings(
