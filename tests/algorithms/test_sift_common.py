@@ -29,7 +29,7 @@ from problems import ridge
 
 CLIENTS, D, ROUNDS = 5, 40, 12
 SETTINGS = {
-    "density": 0.2, "shares": 3, "ahead": 0.6, "decay": 0.9, "largest": 7, "momentum": 0.6,
+    "density": 0.2, "shares": 3, "ahead": 0.6, "ahead_elsewhere": 0.2, "decay": 0.9, "largest": 7, "momentum": 0.6,
     "clip": 1.0, "warmup_rounds": 8, "average": 0.3, "local_steps": 5, "lr": 0.02, "beta1": 0.9,
     "beta2": 0.99, "eps": 1e-6,
 }  # fmt: skip
@@ -195,12 +195,12 @@ def test_what_is_rounded_off_or_too_large_stays_in_the_residual():
 
 def test_a_client_names_the_largest_of_its_share():
     delta = [0.0, 0.0, 1.0, -9.0, -2.0, 5.0]
-    # Client 0 has the even coordinates in round 2, and the odd ones in round 3.
-    _, even, _ = sent(delta, 1.0)
-    _, odd, _ = sent(delta, 1.0, round=3)
+    # With two groups, client 0 has the even coordinates in round 2, and the odd ones in round 3.
+    _, even, _ = sent(delta, 1.0, shares=10)
+    _, odd, _ = sent(delta, 1.0, round=3, shares=10)
     assert even.indices.tolist() == [[4]]
     assert odd.indices.tolist() == [[3]]
-    assert odd.values["c"].restore().item() == pytest.approx(9 * 1.9 / 4)  # with what it keeps
+    assert odd.values["c"].restore().item() == pytest.approx(9 * 1.9 / 3)  # with what it keeps
 
 
 @given(
@@ -218,12 +218,12 @@ def test_a_mask_has_k_coordinates_and_the_most_wanted_of_those_named(d, k, share
     assert torch.equal(chosen.sort(descending=True).values, most)
 
 
-@given(d=st.integers(1, 90), shares=st.integers(1, 20), round=st.integers(1, 50))
-def test_clients_of_one_round_name_different_coordinates(d, shares, round):
+@given(d=st.integers(1, 90), shares=st.integers(1, 99), round=st.integers(1, 50))
+def test_groups_of_clients_name_different_coordinates_of_one_round(d, shares, round):
     size = Sizes.of(d, 1 / 3, shares)
-    context = Context(ridge_layout(d), round, 0, tuple(range(size.shares)))
-    part = nominations(torch.randn(size.shares, d), context, size)
-    assert part.indices.flatten().unique().numel() == size.named * size.shares
+    context = Context(ridge_layout(d), round, 0, tuple(range(size.groups)))
+    part = nominations(torch.randn(size.groups, d), context, size)
+    assert part.indices.flatten().unique().numel() == size.named * size.groups
 
 
 def loss(problem, w):

@@ -19,6 +19,7 @@ def sift_common(
     density: float,
     shares: int,
     ahead: float,
+    ahead_elsewhere: float,
     decay: float,
     largest: int,
     momentum: float,
@@ -35,8 +36,8 @@ def sift_common(
     W, _, V = start(w0)
     A, d = W, W.size
     k = count(density, d)
-    parts = min(shares, d)
-    named = min(math.ceil(k / parts), d // parts)
+    groups = min(max(shares // 5, 1), d)
+    named = min(math.ceil(k / shares), d // groups)
     with_v = math.ceil(k / 5)
     e = [np.zeros(d) for _ in gradients]
     velocity, left_w, left_v, grid = np.zeros(d), np.zeros(d), np.zeros(d), np.zeros(d)
@@ -48,7 +49,7 @@ def sift_common(
         window = [mask[(t * with_v + j) % k] for j in range(with_v)] if mask else []
         sent_w, sent_v, votes, units = [], [], [], []
         for n in cohort:
-            begin = W + ahead * decay * e[n]
+            begin = W + decay * np.where(grid > 0, ahead, ahead_elsewhere) * e[n]
             w, _, v = adam(
                 gradients[n], (begin, np.zeros(d), V), local_steps, lr, beta1, beta2, eps, bound
             )
@@ -62,9 +63,9 @@ def sift_common(
                 rise[i] = np.clip(np.round(change / 0.5), -largest, largest)
             e[n] = u - unit * sent
             wanted = w - begin + decay * e[n]
-            share = [(n + t + j * parts) % d for j in range(d // parts)]
+            share = [(n + t + j * groups) % d for j in range(d // groups)]
             top = sorted(share, key=lambda i, x=wanted: -abs(x[i]))[:named]
-            own = np.mean(np.abs(wanted[top])) / 4
+            own = np.mean(np.abs(wanted[top])) / 3
             vote = np.zeros(d)
             vote[top] = own
             sent_w.append(sent)

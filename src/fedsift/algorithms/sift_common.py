@@ -4,14 +4,14 @@ This project's own method.
 
 All clients send whole numbers at the same coordinates, so a secure sum of them is exact:
 
-- The coordinates are dealt out to the clients, differently in every round. With its values, each
-  client names the largest coordinates in its share of what it has not sent. What all clients name
-  is everyone's mask in the next round: no extra trip is needed, and no indices travel with values.
-  In round 1, clients only name coordinates.
+- The coordinates are dealt out to groups of clients, differently in every round. With its values,
+  each client names the largest of its group that it has not sent. What all clients name is
+  everyone's mask in the next round: no extra trip is needed, and no indices travel with values. In
+  round 1, clients only name coordinates.
 - The grid G holds the mask and the unit of its values: G_i is the unit in which coordinate i is
   sent, and 0 outside of the mask. It is part of the global state (C), so everyone knows it.
-- Clients start from W plus a share of their residual. A coordinate is sent one round after it was
-  named, and would otherwise be learned twice.
+- Clients start from W plus a share of their residual, a larger one on the mask. A coordinate is
+  sent one round after it was named, and would otherwise be learned twice.
 - V is sent for a fifth of the mask per round, as the logarithm of 1 + V/ε.
 - Everyone computes the server's velocity from the broadcast. The state has it in the place of M,
   which is 0 at the start of a client's round.
@@ -64,7 +64,9 @@ V_ROUNDS = 5
 """Rounds in which V is sent once for every coordinate of a mask that stays the same."""
 V_UNIT = 0.5
 """The unit in which changes of ln(1 + V/ε) are sent."""
-LEVEL = 4
+OVERLAP = 5
+"""Clients that look at the same coordinates."""
+LEVEL = 3
 """The value, in units, of a coordinate as large as those that clients named on average."""
 DOWN_BITS = 6
 """Bits per value of the downlink."""
@@ -74,7 +76,7 @@ STEPS = 30
 Shares = Annotated[
     int,
     Setting(
-        "Shares into which the coordinates are dealt: best the number of clients per round",
+        "Shares of the mask, of which each client names one: best the number of clients per round",
         COUNT,
         fixed=True,
     ),
@@ -96,17 +98,22 @@ Nominate = Annotated[
 ]
 Ahead = Annotated[
     float,
-    Setting("Share of its residual that a client adds to W at the start of a round", FRACTION),
+    Setting("Share of its residual on the mask that a client adds to W before training", FRACTION),
+]
+AheadElsewhere = Annotated[
+    float,
+    Setting("Share of its residual outside of the mask that a client adds to W", FRACTION),
 ]
 
 
 @method("sift-common", label="sift, common mask", color="#4f6d7a", dashed=True)
 def sift_common(
-    density: Density = 0.03,
+    density: Density = 0.02,
     shares: Shares = 20,
     ahead: Ahead = 0.7,
-    decay: ResidualDecay = 0.95,
-    largest: Largest = 3,
+    ahead_elsewhere: AheadElsewhere = 0.3,
+    decay: ResidualDecay = 0.9,
+    largest: Largest = 6,
     nominate: Nominate = True,
     momentum: Momentum = 0.5,
     clip: Clip = 4.0,
@@ -133,7 +140,8 @@ def sift_common(
         return Sizes.of(d, density, shares, nominate)
 
     def local_start(state: State, memory: Memory) -> State:
-        w = state.w + ahead * decay * memory["residual"]
+        on, off = (share * decay * memory["residual"] for share in (ahead, ahead_elsewhere))
+        w = state.w + torch.where(state.c > 0, on, off)
         return state.replace(w=w, m=torch.zeros_like(state.m))
 
     def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
@@ -216,25 +224,28 @@ def sift_common(
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many coordinates there are, are in the mask, are named by a client, and have V sent."""
+    """How many coordinates there are, are in the mask, are named by a client, and have V sent.
+
+    The coordinates are dealt out to this many ``groups`` of clients.
+    """
 
     d: int
     k: int
     named: int
     with_v: int
-    shares: int
+    groups: int
 
     @classmethod
     def of(cls, d: int, density: float, shares: int, nominate: bool = True) -> Sizes:
         """Return the sizes for a model with d parameters; without nominations, V is not sent.
 
         >>> Sizes.of(d=21_840, density=0.02, shares=20)
-        Sizes(d=21840, k=437, named=22, with_v=88, shares=20)
+        Sizes(d=21840, k=437, named=22, with_v=88, groups=4)
         """
-        k, shares = num_kept(density, d), min(shares, d)
+        k, groups = num_kept(density, d), min(max(shares // OVERLAP, 1), d)
         if not nominate:
-            return cls(d, k, 0, 0, shares)
-        return cls(d, k, min(-(-k // shares), d // shares), -(-k // V_ROUNDS), shares)
+            return cls(d, k, 0, 0, groups)
+        return cls(d, k, min(-(-k // shares), d // groups), -(-k // V_ROUNDS), groups)
 
     @property
     def numbers(self) -> int:
@@ -302,12 +313,12 @@ class Grid:
 
 
 def nominations(wanted: Tensor, context: Context, size: Sizes) -> Part:
-    """Return the largest coordinates in each client's share, with the unit it would like for them.
+    """Return the largest of the coordinates of each client's group, with the unit it would like.
 
-    Client n names coordinates (n + t + j · shares) mod d in round t, j = 0, 1, ...
+    Client n names coordinates (n + t + j · groups) mod d in round t, j = 0, 1, ...
     """
     first = torch.tensor(context.clients, device=wanted.device)[:, None] + context.round
-    every = torch.arange(size.d // size.shares, device=wanted.device) * size.shares
+    every = torch.arange(size.d // size.groups, device=wanted.device) * size.groups
     share = (first + every) % size.d
     largest = positions(top_k(wanted.gather(-1, share), size.named), size.named)
     indices = share.gather(-1, largest).sort(-1).values
