@@ -30,8 +30,8 @@ from problems import ridge
 CLIENTS, D, ROUNDS = 5, 40, 12
 SETTINGS = {
     "density": 0.2, "shares": 3, "ahead": 0.6, "ahead_elsewhere": 0.2, "decay": 0.9, "largest": 7,
-    "momentum": 0.6, "clip": 1.0, "warmup_rounds": 8, "average": 0.3, "local_steps": 5, "lr": 0.02, "beta1": 0.9,
-    "beta2": 0.99, "eps": 1e-6,
+    "momentum": 0.6, "clip": 1.0, "warmup_rounds": 8, "average": 0.3, "local_steps": 5, "lr": 0.02,
+    "beta1": 0.9, "beta2": 0.99, "eps": 1e-6,
 }  # fmt: skip
 ENGINES = {
     "one by one": lambda fed: Reference(fed.task),
