@@ -114,6 +114,7 @@ def row_of(run: PlannedRun, out: Path) -> Row:
     folder = RunFolder(out / run.path)
     history, summary = folder.history(), folder.summary()
     hit = reached(history, run.target)
+    is_whole = history[-1]["round"] == run.config.rounds
     return {
         "task": run.task,
         "setting": run.setting,
@@ -125,8 +126,7 @@ def row_of(run: PlannedRun, out: Path) -> Row:
         "down": hit and round(hit["downlink_bytes"] - history[0]["downlink_bytes"]),
         "up_in_all": round(history[-1]["uplink_bytes"]),
         "rounds": history[-1]["round"],
-        "final_accuracy": round(history[-1]["accuracy"], 4),
-        "best_accuracy": round(max(record["accuracy"] for record in history), 4),
+        "final_accuracy": round(history[-1]["accuracy"], 4) if is_whole else "",
         "device": summary["environment"]["device"],
         "precision": summary["precision"],
         "commit": summary["environment"]["commit"],
@@ -162,8 +162,8 @@ def pieces(rows: Sequence[Row]) -> Iterator[str]:
     yield markdown(lines(rows))
     about = sorted({f"{row['device']}, {row['precision']}, {row['commit']}" for row in rows})
     yield (
-        f"CNN: 150 rounds, VGG-11: 60. `sift-common` and the fresh seeds of `fedadam-ssm`: "
-        f"{'; '.join(about)}. The other rows are those of "
+        "The final accuracy is that after 150 rounds (CNN) or 60 (VGG-11); – if a run ended at its "
+        f"target. `sift-common`: {'; '.join(about)}. The other rows are those of "
         "[the comparison](#comparison-with-other-methods)."
     )
 
@@ -193,6 +193,7 @@ def line_of(group: Sequence[Row], known: Sequence[Row]) -> tuple[str, ...]:
     first = group[0]
     unit = "MB" if first["task"] == VGG else "kB"
     hits = [row for row in group if row["up"]]
+    whole = [float(row["final_accuracy"]) for row in group if row["final_accuracy"]]
     name = "`sift-common --secure`" if first["method"] == SECURE else f"`{first['method']}`"
     setting = SETTINGS[first["setting"]]
     return (
@@ -201,7 +202,7 @@ def line_of(group: Sequence[Row], known: Sequence[Row]) -> tuple[str, ...]:
         f"{fmean(float(row['round']) for row in hits):.1f}" if hits else "–",
         *(f"{mean_of(hits, key, unit)} {unit}" if hits else "–" for key in ("up", "down")),
         "–" if first["method"] == "fedadam-ssm" or not hits else ratios_of(hits, known),
-        percent(fmean(float(row["final_accuracy"]) for row in group)),
+        percent(fmean(whole)) if len(whole) == len(group) else "–",
     )  # fmt: skip
 
 
