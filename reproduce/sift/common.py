@@ -9,8 +9,6 @@ Seeds 0, 1 and 2 are those of the committed runs of the other methods. Seeds 10,
 never looked at before; FedAdam-SSM trains with them, too. Every run with ``--secure`` is complete:
 its messages are built and counted in all rounds. Runs in the clear with the same seeds have the
 same accuracy and loss in every round, to the last digit; this script checks it.
-
-The runs in the clear are those of ``fedsift reproduce sift --methods sift-common``.
 """
 
 from __future__ import annotations
@@ -84,7 +82,9 @@ def main() -> None:
 
 def planned(device: str, tasks: Sequence[str]) -> Iterator[PlannedRun]:
     """Yield all runs: VGG-11 first, as it takes longest."""
-    experiment = Experiment.load("sift")
+    names = ("sift-common", "fedadam-ssm")
+    lines = tuple({"algorithm": name} for name in names)
+    experiment = replace(Experiment.load("sift"), lines=lines)
     if VGG in tasks:
         precision = "fp32" if device == "cpu" else "bf16"
         chosen = Selection(VGG, "iid", ("sift-common",), 1, None, False, device, precision)

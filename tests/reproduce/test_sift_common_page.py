@@ -9,7 +9,6 @@ from common import SECURE, TABLE, lines
 from page import PAGE, markdown
 
 
-
 def test_the_page_has_the_committed_table():
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -131,7 +131,7 @@ class SecureFile:
         except (OSError, ValueError):
             return cls(path)
         client = None if found["client"] is None else client_from_json(found["client"])
-        codes, spent = bytes.fromhex(found["codes"]), tuple(found["spent"])
+        codes, spent = bytes.fromhex(found["codes"]), tuple(found.get("spent", ()))
         return cls(path, found["round"], found["weight"], codes, client, spent)
 
     def save(self) -> None:
