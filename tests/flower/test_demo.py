@@ -51,11 +51,12 @@ def has_no_processes(home, seconds=20):
 
 
 def test_options_of_simulations_only_are_refused(tmp_path, capsys):
-    assert main(["deploy", "demo", "--dropout", "0.5"]) == 2
-    assert "No such option" in capsys.readouterr().err
-    (tmp_path / "a.toml").write_text("dropout = 0.5")
-    assert main(["deploy", "demo", "--config", str(tmp_path / "a.toml")]) == 2
-    assert "dropout applies to simulations" in capsys.readouterr().err
+    for name in ("dropout", "dp_clip"):
+        assert main(["deploy", "demo", f"--{name.replace('_', '-')}", "0.5"]) == 2
+        assert "No such option" in capsys.readouterr().err
+        (tmp_path / "a.toml").write_text(f"{name} = 0.5")
+        assert main(["deploy", "demo", "--config", str(tmp_path / "a.toml")]) == 2
+        assert f"{name} applies to simulations" in capsys.readouterr().err
 
 
 def test_the_help_shows_the_options_and_defaults_of_the_demo():

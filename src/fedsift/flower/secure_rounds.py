@@ -61,6 +61,9 @@ class RemoteSecureRounds:
                     inbox.take_checked([upload])
                 else:
                     uploads[reply.client] = upload
+        if not job.phase.summed:
+            inbox.take_checked(uploads.values())
+            return SecureTraffic()
         sizes = StageBytes()
         total = self.sum_round(job, uploads, sizes)
         inbox.take_checked(x for client, x in uploads.items() if client in total.weights)
@@ -78,7 +81,7 @@ class RemoteSecureRounds:
         layout, roles = self.federation.task.layout, job.phase.summed
         n = sum(layout.length(role) for role in roles)
         zeros = Update(self.federation.parts_of_zeros(job), (1.0,))
-        largest = codes_of(zeros, roles)[2]
+        largest = job.phase.largest or codes_of(zeros, roles)[2]
         absent = [client for client in job.cohort if client not in uploads]
         queries = SecureQueries(
             self.federation.engine.current,  # type: ignore[attr-defined]
