@@ -29,10 +29,11 @@ OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
     "OMP_NUM_THREADS": "1",
 }
 """No telemetry and no installation; one thread per client, as several share the machine."""
+POLL_OFTEN = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1"
+"""For the SuperExec of a SuperNode. A SuperLink starts one task per run, which is not urgent."""
 
 
 class ProcessFailed(WorkerDied):
@@ -120,7 +121,8 @@ class LocalFederation:
         secret = ["--superexec-auth-secret-file", str(self.secret)]
         parent = ["--parent-pid", str(self.processes[name].pid)]
         arguments = ["--runtime-api-address", address, *options, *parent, *secret]
-        self.start(f"{name}{EXECUTOR}", [*command, *preload, *arguments])
+        within = [] if name == "superlink" else ["env", POLL_OFTEN]
+        self.start(f"{name}{EXECUTOR}", [*command, *preload, *arguments], within)
 
     def register(self, names: Iterable[str]) -> dict[str, Path]:
         """Create and register a key for each SuperNode; return the keys' paths by name."""
