@@ -44,6 +44,7 @@ sys.path[:0] = [str(HERE), str(HERE / "app")]
 from faulty import task  # noqa: E402
 from processes import SOURCE, Federation, processes_of  # noqa: E402
 
+from fedsift.flower.local import EXECUTOR  # noqa: E402
 from fedsift.runs.run import commit  # noqa: E402
 from fedsift.simulation import Options, prepare  # noqa: E402
 
@@ -173,6 +174,7 @@ class Soak:
                 self.tidy()
                 self.report(seen)
             self.restart_nodes()
+            self.restart_superexec()
             if seen < self.rounds:
                 self.disturb(seen + 1)
             ended = self.federation.processes["run"].poll() is not None
@@ -219,6 +221,11 @@ class Soak:
                 key = self.federation.folder / f"{name}.key"
                 self.federation.start_node(name, key, n, CLIENTS)
                 del self.down[name]
+
+    def restart_superexec(self) -> None:
+        """Start the SuperLink's SuperExec again. Flower ends it if the SuperLink refuses it."""
+        if self.federation.processes[f"superlink{EXECUTOR}"].poll() is not None:
+            self.federation.start_superlink_executor()
 
     def tidy(self) -> None:
         """Remove the notes and faults of finished rounds, which are the test's own."""

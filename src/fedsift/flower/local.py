@@ -105,9 +105,13 @@ class LocalFederation:
              "--ssl-ca-certfile", str(self.folder / "ca.crt"),
              "--disable-runtime-dependency-installation", *self.with_own_superexec()],
         )  # fmt: skip
+        self.start_superlink_executor()
+        self.wait_until(lambda: is_listening(self.address, self.port), "superlink")
+
+    def start_superlink_executor(self) -> None:
+        """Start the SuperLink's SuperExec."""
         certificates = ["--root-certificates", str(self.folder / "ca.crt")]
         self.start_superexec("superlink", f"{self.address}:{self.port}", *certificates)
-        self.wait_until(lambda: is_listening(self.address, self.port), "superlink")
 
     def with_own_superexec(self) -> list[str]:
         """Return the options with which Flower leaves its SuperExec to us."""
