@@ -13,9 +13,10 @@ A client whose update does not count in a round, for whatever reason, is in that
 and must reach the same global state, bit by bit. Memory, open files and disk of the processes must
 not grow. The last line of the output sums it up, and ``--out`` writes it to a file.
 
-To spend the time on faults instead of on waiting, SuperNodes ask for messages every 0.2 s instead
+To spend the time on faults instead of on waiting, SuperNodes ask for messages every 0.4 s instead
 of every 3 s, and heartbeats come every 5 s instead of every 30 s (``fast/sitecustomize.py``). A
 round waits for a client for 10 s. ``TMPDIR=/dev/shm`` keeps the federation's files in memory.
+SIGTERM ends the soak after the current round, with the result of all rounds until then.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from safetensors.torch import load_file
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "app")]
@@ -45,6 +45,7 @@ from faulty import task  # noqa: E402
 from processes import SOURCE, Federation, processes_of  # noqa: E402
 
 from fedsift.flower.local import EXECUTOR  # noqa: E402
+from fedsift.runs.disk import load_tensors  # noqa: E402
 from fedsift.runs.run import commit  # noqa: E402
 from fedsift.simulation import Options, prepare  # noqa: E402
 
@@ -53,6 +54,8 @@ TIMEOUT = 10.0
 """Seconds after which a round continues without a client."""
 HEARTBEAT = 5
 """Seconds between two heartbeats. A process that misses two is gone."""
+POLL, EXECUTOR_POLL = 0.4, 0.2
+"""Seconds between two questions of a SuperNode for messages, and of its SuperExec for work."""
 CLOCK, CLOCK_SECONDS = "clock", 3.0
 """The SuperLink's clock is wrong for this long."""
 CLIENT_FAULTS = {
@@ -148,7 +151,7 @@ class Soak:
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
-        self.draw = random.Random(self.seed)
+        self.draw, self.last = random.Random(self.seed), self.rounds + 1
         self.faults = {n: list(self.faults_of(n)) for n in range(2, self.rounds + 1)}
         self.events = {n: self.event_of() for n in range(2, self.rounds + 1)}
 
@@ -167,6 +170,7 @@ class Soak:
         """Run all rounds, restarting what was killed."""
         self.start()
         finished, seen = False, 0
+        signal.signal(signal.SIGTERM, self.stop_soon)
         while not finished:
             if (number := self.rounds_done()) > seen:
                 seen = number
@@ -179,10 +183,15 @@ class Soak:
                 self.disturb(seen + 1)
             ended = self.federation.processes["run"].poll() is not None
             finished = ended and self.rounds_done() == self.rounds
+            finished |= seen >= self.last
             if ended and not finished:
                 self.restarts += 1
                 self.start()
             time.sleep(0.05)
+
+    def stop_soon(self, *_: object) -> None:
+        """End after the current round."""
+        self.last = self.rounds_done() + 1
 
     def rounds_done(self) -> int:
         """The number of rounds in the run's metrics."""
@@ -327,16 +336,16 @@ def soak(rounds: int, seed: int, folder: Path) -> dict[str, object]:
     began = time.monotonic()
     env = {
         "PYTHONPATH": os.pathsep.join([str(HERE / "fast"), SOURCE]), "OMP_NUM_THREADS": "1",
-        "HEARTBEAT": str(HEARTBEAT), "CLOCK": str(folder / CLOCK),
+        "HEARTBEAT": str(HEARTBEAT), "POLL": str(POLL), "CLOCK": str(folder / CLOCK),
     }  # fmt: skip
-    with Federation(folder, env) as federation:
+    with Federation(folder, env, poll=EXECUTOR_POLL) as federation:
         keys = federation.register([f"node-{n}" for n in range(CLIENTS)])
         for n, (name, key) in enumerate(keys.items()):
             federation.start_node(name, key, n, CLIENTS)
         run = Soak(federation, rounds, seed)
         run.run()
-        history = federation.history()
-    tensors = load_file(federation.run_folder / "checkpoint.safetensors")
+    about, tensors = load_tensors(federation.run_folder / "checkpoint.safetensors", "cpu")
+    history = federation.history()[: about["round"]]
     same = all(torch.equal(tensors[name], x) for name, x in simulated(history).items())
     return {
         "rounds": len(history), "seed": seed, "seconds": round(time.monotonic() - began),

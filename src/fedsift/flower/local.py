@@ -32,8 +32,6 @@ OFFLINE = {
     "OMP_NUM_THREADS": "1",
 }
 """No telemetry and no installation; one thread per client, as several share the machine."""
-POLL_OFTEN = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1"
-"""For the SuperExec of a SuperNode. A SuperLink starts one task per run, which is not urgent."""
 
 
 class ProcessFailed(WorkerDied):
@@ -45,13 +43,14 @@ class LocalFederation:
     """Starts the processes of a federation, and ends all of them at the end of the block.
 
     The SuperLink and each SuperNode have a SuperExec of fedsift's, which imports the modules
-    ``preload`` once for all messages.
+    ``preload`` once for all messages. Those of SuperNodes ask for work every ``poll`` seconds.
     """
 
     folder: Path
     env: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
     preload: Sequence[str] = ()
+    poll: float = 0.1
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     address: str = LOOPBACK
 
@@ -125,7 +124,8 @@ class LocalFederation:
         secret = ["--superexec-auth-secret-file", str(self.secret)]
         parent = ["--parent-pid", str(self.processes[name].pid)]
         arguments = ["--runtime-api-address", address, *options, *parent, *secret]
-        within = [] if name == "superlink" else ["env", POLL_OFTEN]
+        often = ["env", f"FLWR_SUPEREXEC_TASK_POLL_INTERVAL={self.poll}"]
+        within = [] if name == "superlink" else often  # a SuperLink starts one task per run
         self.start(f"{name}{EXECUTOR}", [*command, *preload, *arguments], within)
 
     def register(self, names: Iterable[str]) -> dict[str, Path]:

@@ -1,8 +1,8 @@
 """Shorter heartbeats and waits for Flower's processes, so that tests need not wait for them.
 
 Python imports this module at its start if its folder is on PYTHONPATH. HEARTBEAT is the interval of
-heartbeats in seconds. CLOCK names a file that holds by how many seconds the SuperLink's clock is
-wrong.
+heartbeats in seconds, POLL that of a SuperNode's questions for messages. CLOCK names a file that
+holds by how many seconds the SuperLink's clock is wrong.
 """
 
 import os
@@ -51,7 +51,8 @@ if any(word.endswith("flower-supernode") for word in sys.orig_argv):
 
     # A SuperNode asks for messages every 3 seconds, and for its client's reply every 0.5.
     wait = SimpleNamespace(**vars(time))
-    wait.sleep = lambda seconds: time.sleep(min(seconds, 0.2))
+    poll = float(os.environ.get("POLL", 0.2))
+    wait.sleep = lambda seconds: time.sleep(min(seconds, poll))
     start_client_internal.time = wait  # type: ignore[attr-defined]
     if "HOSTILE" in os.environ:
         import hostile
