@@ -16,7 +16,10 @@ not grow. The last line of the output sums it up, and ``--out`` writes it to a f
 To spend the time on faults instead of on waiting, SuperNodes ask for messages every 0.4 s instead
 of every 3 s, and heartbeats come every 5 s instead of every 30 s (``fast/sitecustomize.py``). A
 round waits for a client for 10 s. ``TMPDIR=/dev/shm`` keeps the federation's files in memory.
-SIGTERM ends the soak after the current round, with the result of all rounds until then.
+SIGTERM ends the soak after the current round, with the result of all rounds until then. With
+``--folder FOLDER`` the federation's files are kept, and the same command continues after the last
+round, as after a power cut: with new processes, keys and a new SuperLink. The model is compared
+over all rounds. What is counted belongs to the rounds of this part.
 """
 
 from __future__ import annotations
@@ -170,7 +173,6 @@ class Soak:
         """Run all rounds, restarting what was killed."""
         self.start()
         finished, seen = False, 0
-        signal.signal(signal.SIGTERM, self.stop_soon)
         while not finished:
             if (number := self.rounds_done()) > seen:
                 seen = number
@@ -343,16 +345,20 @@ def soak(rounds: int, seed: int, folder: Path) -> dict[str, object]:
         for n, (name, key) in enumerate(keys.items()):
             federation.start_node(name, key, n, CLIENTS)
         run = Soak(federation, rounds, seed)
+        before = run.rounds_done()
+        ended_by = signal.signal(signal.SIGTERM, run.stop_soon)
         run.run()
+        signal.signal(signal.SIGTERM, ended_by)
     about, tensors = load_tensors(federation.run_folder / "checkpoint.safetensors", "cpu")
     history = federation.history()[: about["round"]]
     same = all(torch.equal(tensors[name], x) for name, x in simulated(history).items())
     return {
-        "rounds": len(history), "seed": seed, "seconds": round(time.monotonic() - began),
+        "rounds": len(history), "of them in this part": len(history) - before, "seed": seed,
+        "seconds": round(time.monotonic() - began),
         "faults": {name: run.done.count(name) for name in sorted(set(run.done))},
         "restarts of the run": run.restarts, "restarts of SuperNodes": run.node_restarts,
-        "updates": sum(r["clients"] for r in history),
-        "lost or refused": sum(len(r["problems"]) for r in history), "same bits": same,
+        "updates": sum(r["clients"] for r in history[before:]),
+        "lost or refused": sum(len(r["problems"]) for r in history[before:]), "same bits": same,
         **run.usage.summary(), "processes left": len(processes_of(federation.home)),
     }  # fmt: skip
 
@@ -364,11 +370,12 @@ def main() -> None:
     parser.add_argument("rounds", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     load, code = os.getloadavg()[0], commit()
     with tempfile.TemporaryDirectory() as folder:
-        found = soak(options.rounds, options.seed, Path(folder))
+        found = soak(options.rounds, options.seed, options.folder or Path(folder))
     found["load average"] = [load, os.getloadavg()[0]]
     print(json.dumps(found))
     if options.out:

@@ -27,7 +27,7 @@ CHECK_SECONDS = 5.0
 """Without a reply for this long, the pool checks whether a worker is stopped."""
 STOPPED_SECONDS = 15.0
 """A worker that stays stopped (SIGSTOP) for this long is reported as lost."""
-SILENT_SECONDS = 60.0
+SILENT_SECONDS = 300.0
 """Workers that are silent for this long, and much longer than before, are named in a warning."""
 SILENT_RATIO = 10
 """How much longer."""
