@@ -350,6 +350,19 @@ def test_the_mod_needs_fedsift_on_the_server(place):
     assert "needs fedsift.flower.FedSift as the server's strategy" in reply.error.reason
 
 
+def test_a_client_without_the_mod_is_told_to_add_it(place):
+    grid = InlineGrid(InlineNode(stock_app(), n, CLIENTS) for n in range(CLIENTS))
+    with pytest.raises(TooFewClients, match=r"needs the mod fedsift.flower.sifted"):
+        start(place.strategy(algorithms.fedavg()), grid, 1)
+
+
+def test_settings_that_differ_are_named(place):
+    grid = place.grid(algorithms.sift(density=0.1))
+    said = r"server runs sift\(density=0.2\), this client sift\(density=0.1\): use the same"
+    with pytest.raises(TooFewClients, match=said):
+        start(place.strategy(algorithms.sift(density=0.2)), grid, 1)
+
+
 def test_a_reply_without_the_arrays_that_were_sent_is_refused_with_advice(place):
     algorithm = algorithms.fedavg()
     app = ClientApp(mods=[sifted(algorithm, state_dir=place.path / "state")])

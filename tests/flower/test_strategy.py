@@ -225,7 +225,7 @@ def test_the_initial_model_is_evaluated_before_the_first_round_only(place):
     assert result.evaluate_metrics_serverapp.keys() == {0, 1}
     assert [record["round"] for record in place.history()] == [1]
     result = start(place.strategy(), place.grid(), 2, evaluate_fn=evaluate)
-    assert result.evaluate_metrics_serverapp.keys() == {2}
+    assert result.evaluate_metrics_serverapp.keys() == {1, 2}
 
 
 def test_nodes_with_the_last_state_receive_a_delta_and_others_the_full_state(place):

@@ -19,6 +19,10 @@ from fedsift.flower.watch import RunWatch
 
 POLL_SECONDS = 0.5
 """Seconds between two queries to the SuperLink."""
+NO_ARRAYS = "'arrays'"
+"""Part of the KeyError of a function that finds no arrays in the message."""
+NO_MOD = ": the ClientApp needs the mod fedsift.flower.sifted, ClientApp(mods=[sifted(algorithm)])"
+"""What such an app lacks."""
 
 
 def wait_for_nodes(
@@ -180,7 +184,10 @@ class Exchange:
             if clients.get(node) == client:
                 return problem
         silent = {clients.get(self.recipients[id]) for id in self.unanswered}
-        return self.no_reply_reason if silent & {client, None} else "no node is this client"
+        if silent & {client, None}:
+            return self.no_reply_reason
+        first = "" if clients else next(iter(self.problems.values()), "")
+        return f"no node is this client; {first}" if first else "no node is this client"
 
     def problems_of_unknown_nodes(self) -> dict[str, str]:
         """Return the problems of nodes whose client is not known."""
@@ -192,7 +199,8 @@ def read_reply(message: Message) -> TrainReply:
     """Return the reply in a message, which may contain an error from Flower instead."""
     if message.has_error():
         error = message.error
-        raise MalformedReply(printable(f"Flower's error {error.code}: {error.reason}"))
+        advice = NO_MOD if NO_ARRAYS in str(error.reason) else ""
+        raise MalformedReply(printable(f"Flower's error {error.code}: {error.reason}") + advice)
     return TrainReply.from_records(message.content)
 
 

@@ -186,12 +186,13 @@ def restore_metrics(result: Result, history: Iterable[Record]) -> None:
     """Add the metrics of the rounds of an earlier process, as far as the folder has them."""
     for record in history:
         round, numbers = int(record["round"]), numbers_of(record)
-        result.train_metrics_clientapp[round] = MetricRecord(numbers)
+        result.train_metrics_clientapp[round] = MetricRecord({**numbers})
         evaluation = record.get("evaluation") or {"clients": 0}
         if evaluation["clients"]:
             result.evaluate_metrics_clientapp[round] = MetricRecord(evaluation["metrics"])
-        if measured := {key: numbers[key] for key in ("accuracy", "loss") if key in numbers}:
-            result.evaluate_metrics_serverapp[round] = MetricRecord(measured)
+        measured = MetricRecord({k: x for k, x in numbers.items() if k in ("accuracy", "loss")})
+        if measured:
+            result.evaluate_metrics_serverapp[round] = measured
 
 
 def log_round(record: Record) -> None:
