@@ -26,6 +26,7 @@ from fedsift.flower.evaluation import (
 from fedsift.flower.exchange import Exchange, wait_for_nodes
 from fedsift.flower.metrics import metrics_text
 from fedsift.flower.requests import NodeStatus, RoundRequests
+from fedsift.flower.superlink import connected_nodes
 from fedsift.flower.watch import RunWatch
 from fedsift.report.html import report_on
 from fedsift.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -136,7 +137,7 @@ class DeployedRun:
         self, fraction: float, least: int, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return the messages that ask clients to evaluate the model of the round."""
-        connected = grid.get_node_ids() if fraction else ()
+        connected = connected_nodes(grid) if fraction else ()
         seed, round = self.federation.task.seed, self.snapshot.round
         nodes = evaluating_nodes(self.nodes, connected, fraction, least, seed, round)
         requests = self.requests(EvaluateRequests, config)
