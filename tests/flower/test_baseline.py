@@ -113,10 +113,6 @@ def flower_home(tmp_path):
     """A folder of Flower's own. ``flwr run`` leaves a SuperLink behind; it ends with the test."""
     home = tmp_path / "home"
     home.mkdir()
-    (home / "config.toml").write_text(
-        '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local:"\n'
-        "options.num-supernodes = 2\noptions.backend.client-resources.num-cpus = 1\n"
-    )
     yield home
     until = time.monotonic() + 60
     while (left := processes_of(home)) and time.monotonic() < until:
@@ -138,7 +134,8 @@ def test_two_rounds_in_flowers_simulation_runtime(flower_home, tmp_path):
         "PYTHONPATH": SOURCE, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }  # fmt: skip
     done = subprocess.run(
-        [command("flwr"), "run", str(BASELINE), "local", "--stream", "-c", words],
+        [command("flwr"), "run", str(BASELINE), "--stream", "-c", words, "--federation-config",
+         "num-supernodes=2 client-resources-num-cpus=1"],
         env=env, cwd=tmp_path, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert (tmp_path / "run" / "summary.json").exists(), done.stdout + done.stderr
