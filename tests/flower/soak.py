@@ -11,7 +11,7 @@ clients and server. Faults are drawn from the seed, several in a round of ten:
 A client whose update does not count in a round, for whatever reason, is in that round's
 ``problems``. At the end a simulation runs the same rounds, in which exactly these updates are lost,
 and must reach the same global state, bit by bit. Memory, open files and disk of the processes must
-not grow. The last line of the output sums it up, and ``--out`` writes it to a file.
+not grow. The last line of the output sums it up, and ``--out`` adds it to a file.
 
 To spend the time on faults instead of on waiting, SuperNodes ask for messages every 0.4 s instead
 of every 3 s, and heartbeats come every 5 s instead of every 30 s (``fast/sitecustomize.py``). A
@@ -379,10 +379,12 @@ def main() -> None:
     found["load average"] = [load, os.getloadavg()[0]]
     print(json.dumps(found))
     if options.out:
-        about = {"command": f"tests/flower/soak.py {options.rounds} --seed {options.seed}"}
-        content = {**about, **found, "commit": code, "flwr": version("flwr"),
-                   "torch": torch.__version__, "cores": os.cpu_count()}  # fmt: skip
-        options.out.write_text(json.dumps(content, indent=2) + "\n")
+        command = f"tests/flower/soak.py {options.rounds} --seed {options.seed}"
+        found |= {"command": command, "commit": code, "flwr": version("flwr"),
+                  "torch": torch.__version__, "cores": os.cpu_count()}  # fmt: skip
+        is_first = found["rounds"] == found["of them in this part"]
+        parts = [] if is_first else json.loads(options.out.read_text())["parts"]
+        options.out.write_text(json.dumps({"parts": [*parts, found]}, indent=2) + "\n")
     sys.exit(not found["same bits"])
 
 
