@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test pytest quick check docs environment clean
+.PHONY: help run test pytest quick quick-pytest check docs environment clean
 
 help:
 	@echo "make run    train on handwritten digits for half a minute; the first time, install packages first"
@@ -24,7 +24,10 @@ test: environment
 pytest: environment
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
-quick: check
+quick: environment
+	@$(MAKE) --no-print-directory -j 2 check quick-pytest
+
+quick-pytest: environment
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q --quick
 
 check: environment

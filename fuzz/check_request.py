@@ -118,7 +118,7 @@ def changed_array(array: Array, choices: Choices) -> Array:
     else:
         body = choices.edited(data[:-8])
         data = body + checksum(body)
-    changed = Array(dtype="uint8", shape=(len(data),), stype=array.stype, data=data)
+    changed = Array(dtype="uint8", shape=(len(data),), stype="", data=data)
     changed.__dict__.update(about)
     return changed
 

@@ -25,12 +25,15 @@ class Page:
     def __init__(self, write, read):
         self.write, self.read = write, read
         self.number, self.session, self.events, self.buffer = 0, None, [], b""
+        self.target = None
 
     def open(self, path, width=1280, height=900, dark=False):
-        """Load a file in a new page and wait until it is there."""
-        self.session = None
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        """Load a file in a new page instead of the last one, and wait until it is there."""
+        self.session, last = None, self.target
+        self.target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        if last:
+            self.call("Target.closeTarget", targetId=last)
+        attached = self.call("Target.attachToTarget", targetId=self.target, flatten=True)
         self.session, self.events = attached["sessionId"], []
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")

@@ -9,11 +9,12 @@ import runpy
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver, get_context
 from pathlib import Path
 from subprocess import TimeoutExpired
 from tempfile import mkdtemp
+from threading import Lock
 from unittest.mock import patch
 from weakref import finalize
 
@@ -28,12 +29,24 @@ SERVER.set_forkserver_preload(
         "fedsift.cli.entry",
         "fedsift.cli.training",
         "fedsift.report.html",
+        "fedsift.cli.deploy",
+        "fedsift.flower.warm",
+        "fedsift.flower.client",
+        "fedsift.flower.strategy",
+        "flwr.cli.app",
+        "flwr.supercore.cli.flower_superexec",
+        "flwr.supernode.cli",
+        "flwr.superlink.cli",
     ]
 )
+STARTING = Lock()
 
 
 class ForkedPython:
-    """``python WORDS``, where WORDS are ``-m MODULE …`` or ``SCRIPT …``; like subprocess.Popen."""
+    """``python WORDS``, where WORDS are ``-m MODULE …`` or ``SCRIPT …``; like subprocess.Popen.
+
+    What it prints is appended to the files ``outputs``, for stdout and stderr.
+    """
 
     def __init__(
         self,
@@ -41,21 +54,26 @@ class ForkedPython:
         cwd: Path | str = ".",
         env: Mapping[str, str] | None = None,
         start_new_session: bool = False,
+        outputs: Sequence[Path] = (),
     ) -> None:
         self._folder = mkdtemp()
         finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         environment = dict(os.environ if env is None else env)
-        given = (words, self._folder, os.path.abspath(cwd), environment, start_new_session)
+        files = outputs or [Path(self._folder, name) for name in ("stdout", "stderr")]
+        given = (words, files, os.path.abspath(cwd), environment, start_new_session)
         self._process = SERVER.Process(target=_run_python, args=given)
-        with patch.dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"):
+        with STARTING, patch.dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"):
             self._process.start()
         self.pid = self._process.pid
-        self.send_signal = lambda number: os.kill(self.pid, number)
         self.kill, self.poll = self._process.kill, lambda: self._process.exitcode
 
     @property
     def returncode(self) -> int | None:
         return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
     def wait(self, timeout: float | None = None) -> int | None:
         self._process.join(timeout)
@@ -75,12 +93,18 @@ class ForkedPython:
 
 
 def _run_python(
-    words: list[str], outputs: str, cwd: str, environment: dict[str, str], is_leader: bool
+    words: list[str],
+    outputs: Sequence[Path],
+    cwd: str,
+    environment: dict[str, str],
+    is_leader: bool,
 ) -> None:
     if is_leader:
         os.setsid()
-    for descriptor, name in enumerate(("stdout", "stderr"), start=1):
-        os.dup2(os.open(f"{outputs}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    # A ForkedPython that this process starts comes from the same server, not from one of its own.
+    forkserver._forkserver.ensure_running = lambda: None
+    for descriptor, file in enumerate(outputs, start=1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     # Without this it would ignore Ctrl-C where the tests themselves run in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()

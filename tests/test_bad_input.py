@@ -92,6 +92,10 @@ REFUSED = {
         {**COLUMN, **clients((X, X[:, 0]))},
         "a target size (torch.Size([2])) that is different to the input size (torch.Size([2, 1]))",
     ),
+    "a loss of one's own that compares each output with all labels": (
+        {**COLUMN, **clients((X, X[:, 0])), "loss": lambda o, y: (o - y).square().mean()},
+        "the output has shape (2, 1), y has shape (2,); give both the same",
+    ),
     "labels from 1": (clients(GOOD, (X, Y + 1)), "client 1 has the label 2, but"),
     "a negative label": ({"test": (X, Y - 1)}, "the test set has the label -1"),
     "objects": (clients((np.array([[None] * 4] * 20), Y[:20])), "an array of type object"),

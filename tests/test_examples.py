@@ -57,6 +57,27 @@ def test_the_notebook_runs(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"notebook.png", "report.html"}
 
 
+def test_the_notebook_runs_in_jupyter(tmp_path, monkeypatch):
+    """In a real kernel, each bar ends with the last round, and there are no lines per round."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = nbformat.read(FOLDER / "notebook.ipynb", as_version=4)
+    notebook.cells[1].source = notebook.cells[1].source.replace("ROUNDS = 20", "ROUNDS = 2")
+    where = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=120, resources=where).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    shown = [
+        output.data["text/html"] for output in outputs if "text/html" in output.get("data", ())
+    ]
+    assert [bar.split(" ·")[0] for bar in shown] == [
+        '<progress value="2" max="2"></progress> sift round 2/2',
+        '<progress value="12" max="12"></progress> sift round 12/12',
+    ]
+    streams = [output.text for output in outputs if output.output_type == "stream"]
+    assert all("round" not in text for text in streams)
+
+
 def test_early_stopping_ends_the_run_and_keeps_the_best_model():
     example = import_module("early_stopping")
     result, stopping = example.train(rounds=60)

@@ -30,6 +30,22 @@ def test_a_task_that_can_be_trained_is_accepted():
     check_task(task(loss=mse_loss, clients=[(data()[0], torch.zeros(6, 2))], test=None))
 
 
+LOSSES = {
+    "both flat": lambda output, y: (output.flatten() - y.flatten()).abs().mean(),
+    "output squeezed": lambda output, y: mse_loss(output.squeeze(1), y),
+    "output squeezed if needed": lambda output, y: mse_loss(output.squeeze(), y),
+    "labels as a column": lambda output, y: mse_loss(output, y.unsqueeze(1)),
+    "every pair": lambda output, y: (output[:, 0][:, None] - y[None]).abs().mean(),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_loss_may_bring_output_and_labels_to_one_shape(loss):
+    model, (x, _) = nn.Linear(3, 1), data()
+    given = {"model": model, "layout": Layout.of(model), "clients": [(x, x[:, 0])], "test": None}
+    check_task(task(loss=loss, **given))
+
+
 def with_labels(labels):
     x, _ = data(len(labels))
     return x, labels

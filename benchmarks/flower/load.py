@@ -2,6 +2,9 @@
 
 python benchmarks/flower/load.py
 
+Run it while nothing else runs; it takes some minutes and 4 GiB. It ends with the tables for
+docs/how-to/flower.md.
+
 Replies travel over a TCP socket on 127.0.0.1, as the objects in which Flower stores and transmits a
 message: a process sends them, this one receives, inflates and merges them. SuperLink and its HTTP
 requests are not part of it; they cost the same number of requests for a frame, and more for a dense
@@ -389,6 +392,17 @@ def ratio(sifted: list[Timed], averaged: list[Timed], of: Callable[[Timed], floa
     return round(median(of(b) / b.replies / (of(a) / a.replies) for a, b in pairs), 2)
 
 
+def tables(cases: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """The rows of the two tables in the documentation."""
+    for case, found in cases.items():
+        rates = [found[name]["frames_per_second"] for name in ("fedsift", "fedavg")]
+        ratios = [found[name] for name in ("times_the_throughput", "times_fewer_cpu_seconds")]
+        yield " | ".join([case, *(f"{x:.1f}" for x in rates + ratios)])
+    for case, found in cases.items():
+        steps = found["fedsift"]["cpu_ms_per_reply_by_step"]
+        yield " | ".join([case, *(f"{steps[name]:.2f}" for name in STEPS)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=1000)
@@ -407,6 +421,7 @@ def main() -> None:
         "parameters": D, "density": DENSITY, "layers": LAYERS, "repeats": options.repeats,
         "cores": usable_cores(), "load_average": [busy, os.getloadavg()[0]], "cases": found,
     })  # fmt: skip
+    print(*tables(found), sep="\n")
 
 
 if __name__ == "__main__":

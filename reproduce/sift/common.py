@@ -1,11 +1,14 @@
-"""Train sift_common on the CNN, and write the table of its traffic in docs/explanation/sift.md.
+"""Train sift_common with secure aggregation, and write its table in docs/explanation/sift.md.
 
-    python reproduce/sift/common.py                # train all runs, then write
-    python reproduce/sift/common.py --no-run       # write from the runs as far as they are
+    python reproduce/sift/common.py --device cuda --out runs/common    # train what is missing
+    python reproduce/sift/common.py --no-run --out runs/common         # write from what there is
 
-The runs are those of ``fedsift reproduce sift --methods sift-common --device cpu``. ``secure_up``
-are the bytes per client up to the target with ``--secure``: training has the same bits, so the
-bytes of the protocol's messages are counted in two rounds and added.
+With ``--stop-at-target``, runs end at their target, and final accuracies are unknown.
+
+Seeds 0, 1 and 2 are those of the committed runs of the other methods. Seeds 10, 11 and 12 were
+never looked at before; FedAdam-SSM trains with them, too. Every run with ``--secure`` is complete:
+its messages are built and counted in all rounds. Runs in the clear with the same seeds have the
+same accuracy and loss in every round, to the last digit; this script checks it.
 """
 
 from __future__ import annotations
@@ -14,150 +17,226 @@ import argparse
 import csv
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from page import PAGE, amount, between, compared, markdown, percent
+from page import PAGE, amount, between, markdown, percent
 
-import fedsift
-from fedsift import models
 from fedsift.reproduce.experiments import Experiment
+from fedsift.reproduce.parallel import BatchOptions, execute_runs
 from fedsift.reproduce.plan import PlannedRun, Selection, plan
-from fedsift.reproduce.runner import execute_run, is_finished
+from fedsift.reproduce.runner import is_finished
 from fedsift.runs.compare import reached
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.run import commit
 
-TASK = "cnn-fashion-mnist"
-TABLE = Path(__file__).with_name("common.csv")
-NAMES = {"iid": "IID, 80.4 %", "noniid": "Dirichlet 0.1, 79.8 %"}
+HERE = Path(__file__).parent
+TABLE, OTHERS = HERE / "common.csv", HERE.parent / "results" / "sift.csv"
+CNN, VGG = "cnn-fashion-mnist", "vgg11-cifar10"
+TASKS = {CNN: "CNN", VGG: "VGG-11"}
+SETTINGS = {"iid": "IID", "noniid": "Dirichlet 0.1"}
+FRESH_SEEDS = (10, 11, 12)
+SECURE = "sift-common-secure"
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class FreshRun(PlannedRun):
+    """A run that is not one of the committed comparison: another seed, or secure aggregation."""
+
+    @property
+    def path(self) -> Path:
+        """The run's folder: its label says what it is."""
+        return Path(self.task, self.setting, self.label, f"seed-{self.config.seed}")
+
+
 def main() -> None:
-    """Train unless told not to, and write the table and the page."""
+    """Train unless told not to, check the runs, and write the table and the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--no-run", action="store_true")
-    parser.add_argument("--commit", default=commit(), help="of the runs, with --no-run")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"))
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--stop-at-target", action="store_true")
+    parser.add_argument("--tasks", default=f"{CNN},{VGG}")
     arguments = parser.parse_args()
-    selection = Selection(task=TASK, methods=("sift-common",), device="cpu")
-    runs = plan(Experiment.load("sift"), selection)
-    for run in [] if arguments.no_run else runs:
-        if not is_finished(run, arguments.out):
-            execute_run(run, arguments.out, lambda record: None)
-    keys, per_round = secure_bytes()
-    rows = [row_of(run, arguments, keys, per_round) for run in runs]
+    runs = list(planned(arguments.device, arguments.tasks.split(",")))
+    stops, out = arguments.stop_at_target, arguments.out
+    if not arguments.no_run:
+        left = [run for run in runs if not is_finished(run, out, stops)]
+        for run, status in execute_runs(left, BatchOptions(out, stops, jobs=arguments.jobs)):
+            print(run.path, status.text, flush=True)
+    rows = [row_of(run, out) for run in runs if is_finished(run, out, stop_at_target=True)]
+    check_same_bits(runs, out)
     with TABLE.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    page = between(PAGE.read_text("utf-8"), "common", pieces(rows, keys, per_round))
-    PAGE.write_text(page, encoding="utf-8")
+    write_page(rows)
 
 
-def row_of(run: PlannedRun, arguments: argparse.Namespace, keys: float, per_round: float) -> Row:
-    """Return the result of a run, as far as it is."""
-    history = RunFolder(arguments.out / run.path).history()
+def planned(device: str, tasks: Sequence[str]) -> Iterator[PlannedRun]:
+    """Yield all runs: VGG-11 first, as it takes longest."""
+    names = ("sift-common", "fedadam-ssm")
+    lines = tuple({"algorithm": name} for name in names)
+    experiment = replace(Experiment.load("sift"), lines=lines)
+    if VGG in tasks:
+        precision = "fp32" if device == "cpu" else "bf16"
+        chosen = Selection(VGG, "iid", ("sift-common",), 1, None, False, device, precision)
+        for run in plan(experiment, chosen):
+            yield secure(run)
+            yield run
+    if CNN not in tasks:
+        return
+    chosen = Selection(CNN, None, ("sift-common",), device=device)
+    for run in plan(experiment, chosen):
+        yield secure(run)
+        yield run
+    for method in ("sift-common", "fedadam-ssm"):
+        for run in plan(experiment, replace(chosen, methods=(method,), seeds=1)):
+            for seed in FRESH_SEEDS:
+                fresh = replace(run, config=replace(run.config, seed=seed))
+                yield secure(fresh) if method == "sift-common" else fresh
+
+
+def secure(run: PlannedRun) -> PlannedRun:
+    """Return the same run with secure aggregation."""
+    return FreshRun(run.task, run.setting, SECURE, replace(run.config, secure=True), run.target)
+
+
+def row_of(run: PlannedRun, out: Path) -> Row:
+    """Return the result of a run; traffic is in bytes per client, without the initial model."""
+    folder = RunFolder(out / run.path)
+    history, summary = folder.history(), folder.summary()
     hit = reached(history, run.target)
+    is_whole = history[-1]["round"] == run.config.rounds
     return {
+        "task": run.task,
         "setting": run.setting,
+        "method": run.label,
         "seed": run.config.seed,
-        "rounds": history[-1]["round"],
-        "round_to_target": hit and hit["round"],
+        "target": run.target,
+        "round": hit and hit["round"],
         "up": hit and round(hit["uplink_bytes"]),
         "down": hit and round(hit["downlink_bytes"] - history[0]["downlink_bytes"]),
-        "secure_up": hit and round(keys + hit["round"] * per_round + hit["uplink_bytes"]),
-        "last_accuracy": history[-1]["accuracy"],
-        "best_accuracy": max(record["accuracy"] for record in history),
-        "device": "cpu",
-        "commit": arguments.commit,
+        "up_in_all": round(history[-1]["uplink_bytes"]),
+        "rounds": history[-1]["round"],
+        "final_accuracy": round(history[-1]["accuracy"], 4) if is_whole else "",
+        "device": summary["environment"]["device"],
+        "precision": summary["precision"],
+        "commit": summary["environment"]["commit"],
     }
 
 
-def secure_bytes() -> tuple[float, float]:
-    """Return what a secure sum adds per client: bytes up once per run, and per round.
-
-    The values no longer travel in the frame. What a frame without values takes is counted, too.
-    """
-    clear, secure = (small_run(is_secure) for is_secure in (False, True))
-    sent = [a["uplink_bytes"] - b["uplink_bytes"] for a, b in zip(secure, clear, strict=True)]
-    first, second = sent[1], sent[2] - sent[1]
-    return first - second, second
-
-
-def small_run(is_secure: bool) -> list[Row]:
-    """Return the history of two rounds of 20 clients with little data."""
-    draw = torch.Generator().manual_seed(0)
-    x, y = torch.randn(400, 1, 28, 28, generator=draw), torch.arange(400) % 10
-    return fedsift.simulate(
-        models.build("cnn", (1, 28, 28), seed=0), [(x[n::20], y[n::20]) for n in range(20)],
-        algorithm=fedsift.algorithms.sift_common(local_steps=1), rounds=2, batch_size=20,
-        device="cpu", progress=False, secure=is_secure,
-    ).history  # fmt: skip
+def check_same_bits(runs: Sequence[PlannedRun], out: Path) -> None:
+    """Compare every secure run with its run in the clear."""
+    for run in runs:
+        clear = out / run.task / run.setting / "sift-common" / f"seed-{run.config.seed}"
+        if run.label != SECURE or not RunFolder(clear).summary_file.exists():
+            continue
+        ours, theirs = (
+            [(record["accuracy"], record["loss"]) for record in folder.history()]
+            for folder in (RunFolder(out / run.path), RunFolder(clear))
+        )
+        assert ours == theirs, f"{run.path} differs from the run in the clear"
 
 
-def pieces(rows: Sequence[Row], keys: float, per_round: float) -> Iterator[str]:
-    """Yield the table, and what it says about its runs."""
+def write_page(rows: Sequence[Row]) -> None:
+    """Write the table into the documentation."""
+    page = between(PAGE.read_text("utf-8"), "common", pieces(rows))
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def pieces(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the table, and where it comes from."""
     yield (
-        "Traffic to the target on the CNN, in kB per client without the initial model, means over "
-        "the seeds that reached it. With `--secure` a client sends about "
-        f"{per_round:.0f} bytes per round more, and {keys:.0f} once for its keys."
+        "Traffic to the target per client, without the initial model, as means over the seeds. "
+        "The ratio is FedAdam-SSM's uplink in the clear, in the same codec, to the uplink of the "
+        "row, with the same seeds; in parentheses, for each seed."
     )
     yield markdown(lines(rows))
-    about = sorted({f"{row['setting']} {row['seed']}: {row['rounds']}" for row in rows})
+    about = sorted({f"{row['device']}, {row['precision']}, {row['commit']}" for row in rows})
     yield (
-        f"`sift-common`: seeds 0, 1, 2, cpu, fp32, commit {rows[0]['commit']}. Rounds trained, by "
-        f"setting and seed: {'; '.join(about)}. The other rows are those of "
-        "[the comparison](#comparison-with-other-methods), after 150 rounds."
+        "The final accuracy is that after 150 rounds (CNN) or 60 (VGG-11); – if a run ended at its "
+        f"target. `sift-common`: {'; '.join(about)}. The other rows are those of "
+        "[the comparison](#comparison-with-other-methods)."
     )
 
 
 def lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each setting and method."""
+    """Yield a row for each task, setting, group of seeds and method."""
     yield (
-        "split, target", "method", "reached", "rounds", "up", "down", "up, `--secure`",
-        "FedAdam-SSM's up / up, `--secure`", "last accuracy",
+        "task, target", "seeds", "method", "reached", "rounds", "up", "down",
+        "FedAdam-SSM's up / up", "final accuracy",
     )  # fmt: skip
-    for setting in NAMES:
-        for name in ("fedadam-ssm", "sift"):
-            yield from known(setting, name)
-        group = [row for row in rows if row["setting"] == setting]
-        hits = [row for row in group if row["round_to_target"]]
-        ssm = 1e6 * result(setting, "fedadam-ssm")["target"]["up"]["mean"]
-        secure = fmean(row["secure_up"] for row in hits) if hits else None
-        yield (
-            NAMES[setting], "`sift-common`", f"{len(hits)} of {len(group)}",
-            f"{fmean(row['round_to_target'] for row in hits):.1f}" if hits else "–",
-            amount(fmean(row["up"] for row in hits) if hits else None, "kB"),
-            amount(fmean(row["down"] for row in hits) if hits else None, "kB"),
-            amount(secure, "kB"), f"{ssm / secure:.1f}" if secure else "–",
-            percent(fmean(row["last_accuracy"] for row in group)),
-        )  # fmt: skip
+    known = [*rows, *others()]
+    for task, setting in ((CNN, "iid"), (CNN, "noniid"), (VGG, "iid")):
+        for seeds in ((0, 1, 2), FRESH_SEEDS):
+            for method in ("fedadam-ssm", "sift", "sift-common", SECURE):
+                group = [
+                    row
+                    for row in known
+                    if (row["task"], row["setting"], row["method"]) == (task, setting, method)
+                    and int(row["seed"]) in seeds
+                ]
+                if group and (task != VGG or int(group[0]["seed"]) in seeds):
+                    yield line_of(group, known)
 
 
-def known(setting: str, name: str) -> Iterator[tuple[str, ...]]:
-    """Yield the row of another method."""
-    found = result(setting, name)
-    target = found["target"]
-    yield (
-        NAMES[setting], f"`{name}`", "3 of 3", f"{target['round']['mean']:.1f}",
-        amount(1e6 * target["up"]["mean"], "kB"), amount(1e6 * target["down"]["mean"], "kB"),
-        "–", "–", percent(found["final_accuracy"]["mean"]),
+def line_of(group: Sequence[Row], known: Sequence[Row]) -> tuple[str, ...]:
+    """Return the line of some seeds of a method."""
+    first = group[0]
+    unit = "MB" if first["task"] == VGG else "kB"
+    hits = [row for row in group if row["up"]]
+    whole = [float(row["final_accuracy"]) for row in group if row["final_accuracy"]]
+    name = "`sift-common --secure`" if first["method"] == SECURE else f"`{first['method']}`"
+    setting = SETTINGS[first["setting"]]
+    return (
+        f"{TASKS[first['task']]}, {setting}, {percent(float(first['target']))}",
+        ", ".join(str(row["seed"]) for row in group), name, f"{len(hits)} of {len(group)}",
+        f"{fmean(float(row['round']) for row in hits):.1f}" if hits else "–",
+        *(f"{mean_of(hits, key, unit)} {unit}" if hits else "–" for key in ("up", "down")),
+        "–" if first["method"] == "fedadam-ssm" or not hits else ratios_of(hits, known),
+        percent(fmean(whole)) if len(whole) == len(group) else "–",
     )  # fmt: skip
 
 
-def result(setting: str, name: str) -> Row:
-    """Return the committed result of another method."""
-    found = (x for x in compared() if (x["task"], x["setting"]) == (TASK, setting))
-    return next(x for x in found if x["method"] == name)
+def mean_of(rows: Sequence[Row], key: str, unit: str) -> str:
+    """Return the mean traffic of some runs."""
+    return amount(fmean(float(row[key]) for row in rows), unit)
+
+
+def ratios_of(rows: Sequence[Row], known: Sequence[Row]) -> str:
+    """Return how many times more FedAdam-SSM sends up: for all seeds together, and for each."""
+    theirs = [bytes_of_ssm(row, known) for row in rows]
+    ours = [float(row["up"]) for row in rows]
+    each = ", ".join(f"{a / b:.1f}" for a, b in zip(theirs, ours, strict=True))
+    whole = f"{sum(theirs) / sum(ours):.1f}"
+    return f"{whole} ({each})" if len(rows) > 1 else whole
+
+
+def bytes_of_ssm(row: Row, known: Sequence[Row]) -> float:
+    """Return what FedAdam-SSM sends up in the clear with the same task and seed."""
+    same = ("task", "setting", "seed")
+    return next(
+        float(other["up"])
+        for other in known
+        if other["method"] == "fedadam-ssm" and all(str(other[k]) == str(row[k]) for k in same)
+    )
+
+
+def others() -> list[Row]:
+    """Return the committed runs of the other methods; traffic in bytes."""
+    with OTHERS.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["method"] in ("fedadam-ssm", "sift")]
+    return [
+        row | {k: float(row[k]) * 1e6 if row[k] else "" for k in ("up", "down")} for row in rows
+    ]
 
 
 if __name__ == "__main__":

@@ -47,7 +47,9 @@ class Library:
 
     def prepared(self, name: str, *arguments: Argument) -> Callable[[], None]:
         """Return a repeatable call of a C kernel on given memory and numbers."""
-        return partial(self._function(name), *map(_to_c, arguments))
+        call = partial(self._function(name), *map(_to_c, arguments))
+        setattr(call, "memory", arguments)  # noqa: B010, keeps the tensors alive
+        return call
 
     def _function(self, name: str) -> Kernel:
         function: Kernel = getattr(self.load(), name)
@@ -64,9 +66,7 @@ def _to_c(x: Argument) -> c_void_p | c_ssize_t | c_double:
         return c_ssize_t(x)
     if isinstance(x, float):
         return c_double(x)
-    pointer = c_void_p(x.data_ptr() if isinstance(x, Tensor) else x.ctypes.data)
-    setattr(pointer, "memory", x)  # noqa: B010, keeps the tensor alive
-    return pointer
+    return c_void_p(x.data_ptr() if isinstance(x, Tensor) else x.ctypes.data)
 
 
 @cache

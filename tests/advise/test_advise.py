@@ -249,6 +249,12 @@ def test_an_accuracy_out_of_reach_gives_no_forecast():
     assert predicted_mibit(curve, 0.99) is None
 
 
+def test_a_forecast_far_beyond_what_was_measured_is_none():
+    curve = [Point(float(n), 1.0, 1 - 0.5 * n**-0.5) for n in range(1, 10)]
+    assert predicted_mibit(curve, 0.95) == pytest.approx(100)
+    assert predicted_mibit(curve, 0.99) is None  # 2500 Mibit, after 9
+
+
 def test_a_task_without_accuracies_is_refused(task):
     with pytest.raises(ValueError, match="a test set with class labels"):
         advise(replace(task, test=None))

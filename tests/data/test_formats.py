@@ -2,10 +2,10 @@
 
 # ruff: noqa: NPY002
 
-import gc
 import random
 import time
 from dataclasses import replace
+from multiprocessing import active_children, get_context
 
 import numpy as np
 import pytest
@@ -16,8 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, de
 import fedsift
 from fedsift import simulate
 from fedsift.algorithms import fedadam_ssm, fedavg
-from fedsift.engine import Forked, Reference, Stacked, batches
-from fedsift.engine.batches import take
+from fedsift.engine import Forked, Reference, Stacked
 from fedsift.simulation import Options, prepare
 from fedsift.task.samples import as_data, leaves_of, stacked
 
@@ -217,24 +216,22 @@ def test_worker_processes_make_slow_items_faster():
     assert seconds[4] < 0.8 * seconds[0]
 
 
-def test_workers_of_an_earlier_run_do_not_disturb_a_later_one(capfd):
-    for seed in (1, 2):
-        clients = halves(lambda x, y: Items(x, y, noise=True))
-        method = fedavg(local_steps=2)
-        simulate(network(), clients, None, method, 1, num_workers=1, seed=seed, progress=False)
-        gc.collect()
+def test_workers_end_with_the_run_without_a_word(capfd):
+    clients = halves(lambda x, y: Items(x, y, noise=True))
+    before = active_children()
+    simulate(network(), clients, None, fedavg(local_steps=2), 1, num_workers=2, progress=False)
+    assert active_children() == before
     assert capfd.readouterr().err == ""
 
 
-def test_batches_that_are_made_ahead_are_limited_in_number_and_bytes(monkeypatch):
-    made = iter([(torch.zeros(n), torch.zeros(1)) for n in range(1, 9)])
-    assert [len(x) for x, _ in take(made, 2)] == [1, 2]
-    monkeypatch.setattr(batches, "BYTES_AHEAD", 4 * (3 + 4 + 2))
-    assert [len(x) for x, _ in take(made, 9)] == [3, 4]
-    assert [len(x) for x, _ in take(made, 9)] == [5, 6]
-    expected = after(federation()).state.w
-    monkeypatch.setattr(batches, "BYTES_AHEAD", 1)
-    assert torch.equal(after(federation()).state.w, expected)
+def test_a_forked_process_leaves_the_workers_to_its_parent(capfd):
+    federations = [federation(num_workers=1)]
+    snapshot = after(federations[0], 1)
+    forked_process = get_context("fork").Process(target=federations.clear)
+    forked_process.start()
+    forked_process.join()
+    assert capfd.readouterr().err == ""
+    after(federations[0], 1, snapshot)
 
 
 ITEMS = {

@@ -129,7 +129,7 @@ CONTEXT = 12
 
 def small():
     torch.manual_seed(0)
-    blocks = [TransformerBlock(16, 2, CONTEXT), TransformerBlock(16, 2, CONTEXT)]
+    blocks = [TransformerBlock(16, 2, is_causal=True) for _ in range(2)]
     return nn.Sequential(
         CharacterEmbedding(8, CONTEXT, 16), *blocks, nn.LayerNorm(16), nn.Linear(16, 8)
     )

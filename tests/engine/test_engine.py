@@ -203,6 +203,25 @@ def test_a_stopped_worker_is_reported_in_one_line(when, monkeypatch):
 
 
 @pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
+def test_a_worker_that_seems_stuck_is_named_in_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr(pool, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "SILENT_SECONDS", 0.1)
+
+    def stuck(output, labels):
+        time.sleep(0.2)
+        return cross_entropy(output, labels)
+
+    fed = federation(participation=1.0, dropout=0.0)
+    fed = replace(fed, engine=Forked(replace(fed.task, loss=stuck), fed.algorithm, 2))
+    start = fed.initial_snapshot()
+    fed.engine.start_pool()
+    process = next(iter(fed.engine.pool.processes.values()))
+    job = Job(1, fed.algorithm.phase(1), start.state, (0,), {0: {}}, "batch")
+    assert len(list(fed.engine.train(job))) == 1
+    assert f"no reply from worker process {process.pid} for 0 s" in caplog.text
+
+
+@pytest.mark.skipif(CUDA, reason="next to a GPU, a process that trained cannot be forked")
 def test_a_stopped_worker_does_not_outlive_its_pool():
     fed = federation(participation=1.0, dropout=0.0)
     fed.engine.start_pool()

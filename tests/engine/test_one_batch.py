@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn import functional
 
 from fedsift import algorithms
-from fedsift.data.text import sequence_cross_entropy
 from fedsift.engine import Reference, Stacked
 from fedsift.engine.gpu.one_batch.gradients import OneBatchGradients
 from fedsift.engine.gpu.one_batch.norms import normalized
 from fedsift.engine.gpu.one_batch.rewrites import is_gated, is_rotary_attention
 from fedsift.simulation import Options, prepare
+from fedsift.task.losses import sequence_cross_entropy
 from fedsift.task.samples import map_tree
 
 CLIENTS, BATCH, TOKENS, WORDS = 3, 4, 8, 20

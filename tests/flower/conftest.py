@@ -4,9 +4,9 @@ import os
 import signal
 
 import pytest
-from processes import HERE, SOURCE, Federation, processes_of
+from processes import HERE, SOURCE, ForkedFederation, processes_of
 
-collect_ignore = ["app", "fast"]  # other processes import these
+collect_ignore = ["app", "fast", "quickstart"]  # other processes import these
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def federation_of(tmp_path_factory):
     def start(nodes):
         folder = tmp_path_factory.mktemp("federation")
         path = os.pathsep.join([str(HERE / "fast"), SOURCE])
-        federation = Federation(folder, {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
+        federation = ForkedFederation(folder, {"PYTHONPATH": path})
         started.append(federation)
         federation.__enter__()
         keys = federation.register([f"node-{n}" for n in range(nodes)])

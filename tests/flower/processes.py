@@ -1,10 +1,12 @@
 """Federations of real processes that run the app with faults, and the processes they leave."""
 
 import json
+import sys
 from pathlib import Path
 
 import fedsift
-from fedsift.flower.local import LocalFederation
+from fedsift.flower.local import LocalFederation, ProcessFailed, command
+from fork_server import ForkedPython
 
 HERE = Path(__file__).parent
 SOURCE = str(Path(fedsift.__file__).parents[1])
@@ -45,13 +47,46 @@ class Federation(LocalFederation):
         return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+class ForkedFederation(Federation):
+    """The same, with processes that are forks of one that has imported Flower and PyTorch.
+
+    They do what new interpreters would, without two seconds of imports each. The names of their
+    commands are not in the list of processes.
+    """
+
+    def start(self, name, arguments, within=()):
+        environment = self.environment() | dict(word.split("=", 1) for word in within[1:])
+        outputs = 2 * [self.log(name)]
+        self.processes[name] = self.fork(
+            arguments, environment, start_new_session=True, outputs=outputs
+        )
+
+    def flwr(self, *arguments):
+        process = self.fork(["flwr", *arguments], self.environment())
+        said = "".join(process.communicate())
+        if process.returncode:
+            raise ProcessFailed(f"flwr {arguments[0]} failed: {said[-500:]}")
+        return process.printed()
+
+    def fork(self, arguments, environment, **options):
+        first, *words = arguments
+        called = [] if first == sys.executable else [command(first)]
+        return ForkedPython(
+            "-m", "as_process", *called, *words, cwd=self.folder, env=environment, **options
+        )
+
+
 def processes_of(home):
-    """Return the processes of the federation with that Flower folder."""
-    mark = f"FLWR_HOME={home}".encode()
+    """Return the processes of the federation with that Flower folder.
+
+    The environment of a forked process is not in /proc, but its working folder is.
+    """
+    mark, folder = f"FLWR_HOME={home}".encode(), Path(home).parent
     found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            found += [path.parent.name] if mark in path.read_bytes().split(b"\0") else []
+            marked = mark in (path / "environ").read_bytes().split(b"\0")
+            found += [path.name] if marked or (path / "cwd").readlink() == folder else []
         except OSError:  # the process has just ended, or belongs to someone else
             continue
     return found

@@ -3,15 +3,23 @@
 A SuperLink with TLS and three SuperNodes with keys train with ``sift``, which has memories on
 clients and server. Faults are drawn from the seed, several in a round of ten:
 
-- client processes that are killed, or stopped for a while; SuperNodes that are stopped
+- client processes that are killed, or stopped for a while; SuperNodes that are killed or stopped
 - the ServerApp killed (-9) within a round, the SuperLink killed (-9), and both restarted
 - uploads of random bytes, of an earlier round, and with NaN; random bytes on the SuperLink's port
-- clocks of clients and server that jump by up to an hour
+- clocks of clients and of the SuperLink that jump by up to an hour, the latter for three seconds
 
 A client whose update does not count in a round, for whatever reason, is in that round's
 ``problems``. At the end a simulation runs the same rounds, in which exactly these updates are lost,
 and must reach the same global state, bit by bit. Memory, open files and disk of the processes must
-not grow. The last line sums it up.
+not grow. The last line of the output sums it up, and ``--out`` adds it to a file.
+
+To spend the time on faults instead of on waiting, SuperNodes ask for messages every 0.4 s instead
+of every 3 s, and heartbeats come every 5 s instead of every 30 s (``fast/sitecustomize.py``). A
+round waits for a client for 10 s. ``TMPDIR=/dev/shm`` keeps the federation's files in memory.
+SIGTERM ends the soak after the current round, with the result of all rounds until then. With
+``--folder FOLDER`` the federation's files are kept, and the same command continues after the last
+round, as after a power cut: with new processes, keys and a new SuperLink. The model is compared
+over all rounds. What is counted belongs to the rounds of this part.
 """
 
 from __future__ import annotations
@@ -28,52 +36,90 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
 import torch
-from safetensors.torch import load_file
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "app")]
 from faulty import task  # noqa: E402
-from processes import SOURCE, Federation  # noqa: E402
+from processes import SOURCE, Federation, processes_of  # noqa: E402
 
-from fedsift.flower.local import descendants  # noqa: E402
+from fedsift.flower.local import EXECUTOR  # noqa: E402
+from fedsift.runs.disk import load_tensors  # noqa: E402
+from fedsift.runs.run import commit  # noqa: E402
 from fedsift.simulation import Options, prepare  # noqa: E402
 
 CLIENTS, ALGORITHM = 3, "sift"
-TIMEOUT = 15.0
+TIMEOUT = 10.0
 """Seconds after which a round continues without a client."""
+HEARTBEAT = 5
+"""Seconds between two heartbeats. A process that misses two is gone."""
+POLL, EXECUTOR_POLL = 0.4, 0.2
+"""Seconds between two questions of a SuperNode for messages, and of its SuperExec for work."""
+CLOCK, CLOCK_SECONDS = "clock", 3.0
+"""The SuperLink's clock is wrong for this long."""
 CLIENT_FAULTS = {
     "raise": 4, "corrupt": 4, "round": 4, "nan": 4, "garbage": 4, "replay": 6,
     "clock 30": 3, "clock -30": 3, "clock 3600": 2, "clock -3600": 2, "pause": 4, "hang": 3,
 }  # fmt: skip
 """What goes wrong in a client's process, and how often relative to the others."""
-EVENTS = {"stop node": 3, "stop superlink": 2, "noise": 4, "kill server": 2, "kill superlink": 1}
+EVENTS = {
+    "stop node": 4, "stop superlink": 2, "noise": 4, "kill node": 2, "kill server": 2,
+    "kill superlink": 1, "clock superlink": 2,
+}  # fmt: skip
 """What goes wrong elsewhere."""
+RECORDS = {".log", ".jsonl"}
 CLIENT_RATE, EVENT_RATE = 0.25, 0.2
 """The chance of a fault of a client, and of another fault, in each round."""
 
 
 @dataclass
 class Usage:
-    """Resident bytes and open files of the lasting processes, and bytes on disk, by round."""
+    """Resident bytes and open files of the lasting processes, and bytes on disk, by round.
+
+    The ServerApp is one of these processes. ``records`` are the bytes on disk that are meant to
+    grow: logs, and the metrics and uploads of each round.
+    """
 
     memory: list[int] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
+    records: list[int] = field(default_factory=list)
     disk: list[int] = field(default_factory=list)
 
     def add(self, federation: Federation) -> None:
         lasting = [p.pid for p in federation.processes.values() if p.poll() is None]
+        with suppress(OSError, ValueError):
+            lasting.append(int((federation.folder / "notes" / "server").read_text()))
+        if len(lasting) < 2 + 2 * CLIENTS + 2:
+            return  # something is being restarted
         self.memory.append(sum(map(resident, lasting)))
         self.files.append(sum(map(open_files, lasting)))
-        self.disk.append(sum(size(path) for path in federation.folder.rglob("*")))
+        sizes = {path: size(path) for path in federation.folder.rglob("*")}
+        self.records.append(sum(n for path, n in sizes.items() if path.suffix in RECORDS))
+        self.disk.append(sum(sizes.values()) - self.records[-1])
 
     def growth(self, numbers: list[int]) -> float:
         """How much larger the median of the last quarter is than that of the second."""
         quarter = max(1, len(numbers) // 4)
         return median(numbers[-quarter:]) - median(numbers[quarter : 2 * quarter] or numbers[:1])
+
+    def quarters(self, numbers: list[int], unit: int) -> list[int]:
+        """The median of each quarter."""
+        quarter = max(1, len(numbers) // 4)
+        return [round(median(numbers[n * quarter :][:quarter]) / unit) for n in range(4)]
+
+    def summary(self) -> dict[str, object]:
+        return {
+            "memory MiB": self.quarters(self.memory, 2**20),
+            "memory growth MiB": round(self.growth(self.memory) / 2**20, 1),
+            "files": self.quarters(self.files, 1), "files growth": self.growth(self.files),
+            "disk KiB": self.quarters(self.disk, 1024),
+            "disk growth KiB": round(self.growth(self.disk) / 1024, 1),
+            "logs and metrics KiB": self.quarters(self.records, 1024),
+        }  # fmt: skip
 
 
 def resident(pid: int) -> int:
@@ -96,17 +142,19 @@ def size(path: Path) -> int:
 
 @dataclass
 class Soak:
-    """A federation, and what goes wrong in it."""
+    """A federation, and what goes wrong in it. ``down`` is when SuperNodes were found dead."""
 
     federation: Federation
     rounds: int
     seed: int
     done: list[str] = field(default_factory=list)
     restarts: int = 0
+    node_restarts: int = 0
+    down: dict[str, float] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
-        self.draw = random.Random(self.seed)
+        self.draw, self.last = random.Random(self.seed), self.rounds + 1
         self.faults = {n: list(self.faults_of(n)) for n in range(2, self.rounds + 1)}
         self.events = {n: self.event_of() for n in range(2, self.rounds + 1)}
 
@@ -130,14 +178,22 @@ class Soak:
                 seen = number
                 self.usage.add(self.federation)
                 self.tidy()
+                self.report(seen)
+            self.restart_nodes()
+            self.restart_superexec()
             if seen < self.rounds:
                 self.disturb(seen + 1)
             ended = self.federation.processes["run"].poll() is not None
             finished = ended and self.rounds_done() == self.rounds
+            finished |= seen >= self.last
             if ended and not finished:
                 self.restarts += 1
                 self.start()
             time.sleep(0.05)
+
+    def stop_soon(self, *_: object) -> None:
+        """End after the current round."""
+        self.last = self.rounds_done() + 1
 
     def rounds_done(self) -> int:
         """The number of rounds in the run's metrics."""
@@ -149,6 +205,38 @@ class Soak:
         """Start the run, or continue it."""
         settings = {"clients": CLIENTS, "algorithm": ALGORITHM, "timeout": TIMEOUT}
         self.federation.start_run(rounds=self.rounds, hang=0, **settings)
+
+    def report(self, round: int) -> None:
+        """Say now and then how far it is."""
+        if round % 50 == 0:
+            memory = self.usage.memory[-1] >> 20
+            about = f"{len(self.done)} faults, {self.restarts} restarts, {memory} MiB"
+            print(
+                f"{time.strftime('%H:%M:%S')} round {round}: {about}", file=sys.stderr, flush=True
+            )
+
+    def restart_nodes(self) -> None:
+        """Start SuperNodes that have ended, as a service manager does.
+
+        The SuperLink refuses them until it has missed the heartbeats of their predecessors.
+        """
+        for n in range(CLIENTS):
+            name, process = f"node-{n}", self.federation.processes.get(f"node-{n}")
+            if process is not None and process.poll() is None:
+                continue
+            if process is not None:
+                self.federation.kill(name)  # with its SuperExec
+            self.down.setdefault(name, time.monotonic())
+            if time.monotonic() - self.down[name] > 2 * HEARTBEAT + 1:
+                self.node_restarts += 1
+                key = self.federation.folder / f"{name}.key"
+                self.federation.start_node(name, key, n, CLIENTS)
+                del self.down[name]
+
+    def restart_superexec(self) -> None:
+        """Start the SuperLink's SuperExec again. Flower ends it if the SuperLink refuses it."""
+        if self.federation.processes[f"superlink{EXECUTOR}"].poll() is not None:
+            self.federation.start_superlink_executor()
 
     def tidy(self) -> None:
         """Remove the notes and faults of finished rounds, which are the test's own."""
@@ -192,6 +280,17 @@ class Soak:
 
     def stop_node(self) -> None:
         self.stop(self.federation.processes[f"node-{self.draw.randrange(CLIENTS)}"].pid)
+
+    def kill_node(self) -> None:
+        """Kill a SuperNode, its SuperExec and its client; it is started again."""
+        self.federation.kill(f"node-{self.draw.randrange(CLIENTS)}")
+
+    def clock_superlink(self) -> None:
+        """Let the SuperLink's clock be wrong for a while."""
+        clock = self.federation.folder / CLOCK
+        clock.write_text(self.draw.choice(["30", "-30", "3600", "-3600"]))
+        time.sleep(CLOCK_SECONDS)
+        clock.unlink()
 
     def stop_superlink(self) -> None:
         self.stop(self.federation.processes["superlink"].pid)
@@ -237,31 +336,30 @@ def simulated(history: list[dict[str, object]]) -> dict[str, torch.Tensor]:
 def soak(rounds: int, seed: int, folder: Path) -> dict[str, object]:
     """Run the federation; return what happened, and raise AssertionError if it should not have."""
     began = time.monotonic()
-    env = {"PYTHONPATH": os.pathsep.join([str(HERE / "fast"), SOURCE]), "OMP_NUM_THREADS": "1"}
-    with Federation(folder, env) as federation:
+    env = {
+        "PYTHONPATH": os.pathsep.join([str(HERE / "fast"), SOURCE]), "OMP_NUM_THREADS": "1",
+        "HEARTBEAT": str(HEARTBEAT), "POLL": str(POLL), "CLOCK": str(folder / CLOCK),
+    }  # fmt: skip
+    with Federation(folder, env, poll=EXECUTOR_POLL) as federation:
         keys = federation.register([f"node-{n}" for n in range(CLIENTS)])
         for n, (name, key) in enumerate(keys.items()):
             federation.start_node(name, key, n, CLIENTS)
         run = Soak(federation, rounds, seed)
+        before = run.rounds_done()
+        ended_by = signal.signal(signal.SIGTERM, run.stop_soon)
         run.run()
-        lasting = {p.pid for p in federation.processes.values()}
-        left = len(descendants(lasting))
-        history = federation.history()
-    tensors = load_file(federation.run_folder / "checkpoint.safetensors")
+        signal.signal(signal.SIGTERM, ended_by)
+    about, tensors = load_tensors(federation.run_folder / "checkpoint.safetensors", "cpu")
+    history = federation.history()[: about["round"]]
     same = all(torch.equal(tensors[name], x) for name, x in simulated(history).items())
-    usage = run.usage
     return {
-        "rounds": len(history), "seed": seed, "seconds": round(time.monotonic() - began),
+        "rounds": len(history), "of them in this part": len(history) - before, "seed": seed,
+        "seconds": round(time.monotonic() - began),
         "faults": {name: run.done.count(name) for name in sorted(set(run.done))},
-        "restarts": run.restarts, "updates": sum(r["clients"] for r in history),
-        "lost or refused": sum(len(r["problems"]) for r in history), "same bits": same,
-        "memory MiB": round(usage.memory[-1] / 2**20),
-        "memory growth MiB": round(usage.growth(usage.memory) / 2**20, 1),
-        "files growth": usage.growth(usage.files),
-        "disk growth KiB per round": round(
-            usage.growth(usage.disk) / 1024 / max(1, len(usage.disk) // 2), 1
-        ),
-        "processes at the end": left,
+        "restarts of the run": run.restarts, "restarts of SuperNodes": run.node_restarts,
+        "updates": sum(r["clients"] for r in history[before:]),
+        "lost or refused": sum(len(r["problems"]) for r in history[before:]), "same bits": same,
+        **run.usage.summary(), "processes left": len(processes_of(federation.home)),
     }  # fmt: skip
 
 
@@ -271,11 +369,22 @@ def main() -> None:
     )
     parser.add_argument("rounds", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    load, code = os.getloadavg()[0], commit()
     with tempfile.TemporaryDirectory() as folder:
-        found = soak(options.rounds, options.seed, Path(folder))
+        found = soak(options.rounds, options.seed, options.folder or Path(folder))
+    found["load average"] = [load, os.getloadavg()[0]]
     print(json.dumps(found))
+    if options.out:
+        command = f"tests/flower/soak.py {options.rounds} --seed {options.seed}"
+        found |= {"command": command, "commit": code, "flwr": version("flwr"),
+                  "torch": torch.__version__, "cores": os.cpu_count()}  # fmt: skip
+        is_first = found["rounds"] == found["of them in this part"]
+        parts = [] if is_first else json.loads(options.out.read_text())["parts"]
+        options.out.write_text(json.dumps({"parts": [*parts, found]}, indent=2) + "\n")
     sys.exit(not found["same bits"])
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, RecordDict
 from inline import InlineGrid, InlineNode
-from processes import SOURCE, processes_of
+from processes import SOURCE, ForkedFederation, processes_of
 from typer.main import get_command
 
 from fedsift.cli import demo as cli_demo
 from fedsift.cli.entry import app, main
-from fedsift.flower import demo
+from fedsift.flower import demo, local
 from fedsift.flower.local import LocalFederation, ProcessFailed
 from fedsift.runs import RunFolder
 from fedsift.runs.config import RunConfig
@@ -51,11 +51,12 @@ def has_no_processes(home, seconds=20):
 
 
 def test_options_of_simulations_only_are_refused(tmp_path, capsys):
-    assert main(["deploy", "demo", "--dropout", "0.5"]) == 2
-    assert "No such option" in capsys.readouterr().err
-    (tmp_path / "a.toml").write_text("dropout = 0.5")
-    assert main(["deploy", "demo", "--config", str(tmp_path / "a.toml")]) == 2
-    assert "dropout applies to simulations" in capsys.readouterr().err
+    for name in ("dropout", "dp_clip"):
+        assert main(["deploy", "demo", f"--{name.replace('_', '-')}", "0.5"]) == 2
+        assert "No such option" in capsys.readouterr().err
+        (tmp_path / "a.toml").write_text(f"{name} = 0.5")
+        assert main(["deploy", "demo", "--config", str(tmp_path / "a.toml")]) == 2
+        assert f"{name} applies to simulations" in capsys.readouterr().err
 
 
 def test_the_help_shows_the_options_and_defaults_of_the_demo():
@@ -102,6 +103,7 @@ def test_the_server_has_the_configuration_of_the_command_line(tmp_path, monkeypa
 
 def test_a_failed_demo_is_reported_even_after_a_successful_one(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", SOURCE)
+    monkeypatch.setattr(local, "LocalFederation", ForkedFederation)
     words = ["deploy", "demo", "--clients", "1", "--out", str(tmp_path)]
     with monkeypatch.context() as patched:
         patched.setattr(cli_demo, "deploy_demo", lambda *_: None)

@@ -241,6 +241,20 @@ def test_clients_evaluate_the_model_of_the_round_and_receive_it_once(place):
     assert "eval_acc, clients\\u0027 mean" in report or "eval_acc, clients' mean" in report
 
 
+def test_a_continued_run_returns_the_metrics_of_all_rounds(place, caplog):
+    algorithm, grid = algorithms.fedavg(), place.grid(algorithms.fedavg())
+
+    def evaluate(round, arrays):
+        return MetricRecord({"accuracy": 0.5 + round / 10, "mine": 1.0})
+
+    first = start(place.strategy(algorithm), grid, 2, evaluate_fn=evaluate)
+    again = start(place.strategy(algorithm), grid, 2, evaluate_fn=evaluate)
+    assert "finished: to train again, choose another folder" in caplog.text
+    assert again.evaluate_metrics_clientapp == first.evaluate_metrics_clientapp
+    assert [again.evaluate_metrics_serverapp[n]["accuracy"] for n in (1, 2)] == [0.6, 0.7]
+    assert again.train_metrics_clientapp[2]["clients"] == CLIENTS
+
+
 def test_clients_evaluate_the_average_of_sift(place):
     algorithm = algorithms.sift(density=0.2, average=0.9)
     grid = place.grid(algorithm, make_optimizer=optimizer_for)
@@ -334,6 +348,19 @@ def test_the_mod_needs_fedsift_on_the_server(place):
     message = Message(RecordDict(), dst_node_id=100, message_type="train")
     reply = grid.answer(grid.nodes[100], 100, message)
     assert "needs fedsift.flower.FedSift as the server's strategy" in reply.error.reason
+
+
+def test_a_client_without_the_mod_is_told_to_add_it(place):
+    grid = InlineGrid(InlineNode(stock_app(), n, CLIENTS) for n in range(CLIENTS))
+    with pytest.raises(TooFewClients, match=r"needs the mod fedsift.flower.sifted"):
+        start(place.strategy(algorithms.fedavg()), grid, 1)
+
+
+def test_settings_that_differ_are_named(place):
+    grid = place.grid(algorithms.sift(density=0.1))
+    said = r"server runs sift\(density=0.2\), this client sift\(density=0.1\): use the same"
+    with pytest.raises(TooFewClients, match=said):
+        start(place.strategy(algorithms.sift(density=0.2)), grid, 1)
 
 
 def test_a_reply_without_the_arrays_that_were_sent_is_refused_with_advice(place):

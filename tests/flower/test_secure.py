@@ -3,6 +3,7 @@
 import json
 import stat
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import RecordDict
@@ -12,9 +13,18 @@ from torch import nn
 import fedsift
 from fedsift import algorithms
 from fedsift.flower import FedSift, arrays_of, client_app, secure_rounds
-from fedsift.flower.secure_client import SECURE_RECORD, SecureQuery, SecureReply
+from fedsift.flower.secure_client import (
+    SECURE_RECORD,
+    SecureFile,
+    SecureQuery,
+    SecureReply,
+    answer_query,
+)
+from fedsift.privacy.secure import SecureSettings, SecureSumStopped
 from fedsift.privacy.secure.client import SecureClient
+from fedsift.privacy.secure.exchange import StageBytes, run_exchange
 from fedsift.privacy.secure.messages import Reader, SecureStage
+from fedsift.privacy.secure.server import SecureServer
 from fedsift.privacy.secure.storage import client_from_json, client_to_json
 
 CLIENTS = 4
@@ -100,7 +110,8 @@ def test_a_secure_federation_has_the_bits_and_the_bytes_of_the_simulation(federa
     rounds, secure = history(tmp_path), simulated(secure=True)
     for record, theirs in zip(rounds, secure.history[1:], strict=True):
         assert (record["clients"], record["problems"]) == (CLIENTS, {})
-        assert record["secure"]["uplink"] == theirs["secure"]["uplink"]
+        assert record.get("secure") == theirs.get("secure")
+        assert ("secure" in record) == (record["round"] > 1)  # round 1 has no values to sum
         assert record["uplink_bytes"] == theirs["uplink_bytes"]
     files = list((tmp_path / "state").rglob("secure.json"))
     assert len(files) == CLIENTS
@@ -129,7 +140,7 @@ def test_a_client_lost_at_a_stage_is_in_the_sum_if_its_values_arrived(
 
 def test_the_server_gets_no_values_in_the_clear(federation):
     strategy, grid = federation()
-    strategy.start(grid, arrays_of(make_model()), 1, 60.0)
+    strategy.start(grid, arrays_of(make_model()), 2, 60.0)
     (shape,) = {strategy.run.federation.expected_shape(strategy.run.engine.current.requests.job)}
     assert [roles for roles, _, _ in shape] == [("c",)]
 
@@ -137,7 +148,7 @@ def test_the_server_gets_no_values_in_the_clear(federation):
 def test_a_client_that_is_secure_sends_nothing_to_a_server_that_is_not(federation):
     strategy, grid = federation(secure=False)
     with pytest.raises(fedsift.federation.TooFewClients):
-        strategy.start(grid, arrays_of(make_model()), 1, 60.0)
+        strategy.start(grid, arrays_of(make_model()), 2, 60.0)
 
 
 def test_a_server_that_was_started_again_makes_new_keys_and_continues(federation, tmp_path):
@@ -173,10 +184,42 @@ def test_malformed_queries_and_replies_are_refused_in_one_line(tmp_path):
 
 def test_a_client_is_stored_with_everything_it_knows(federation, tmp_path):
     strategy, grid = federation()
-    strategy.start(grid, arrays_of(make_model()), 1, 60.0)
+    strategy.start(grid, arrays_of(make_model()), 2, 60.0)
     file = next((tmp_path / "state").rglob("secure.json"))
     client = client_from_json(json.loads(file.read_text())["client"])
     assert isinstance(client, SecureClient)
     assert client.current.consent
     assert len(client.peers) == CLIENTS - 1
     assert client_from_json(client_to_json(client)) == client
+
+
+def test_values_that_were_in_a_sum_are_refused_to_a_new_session(tmp_path):
+    """The server gets the sum of four clients, and asks again for the sum of three of them."""
+    values = np.arange(5, dtype=np.int8)
+    for client in range(CLIENTS):
+        SecureFile(tmp_path / f"{client}/secure.json", 1, 1, values.tobytes()).save()
+    reasons = []
+
+    def total_of(clients, session):
+        server = SecureServer(bytes(8) + session, SecureSettings())
+
+        def ask(request):
+            found = {
+                u: answer_query(
+                    SecureQuery(bytes(8), session, message),
+                    u,
+                    tmp_path / str(u),
+                    SecureSettings(),
+                )
+                for u, message in request.messages.items()
+            }
+            reasons.extend(reply.reason for reply in found.values() if reply.reason)
+            return {u: reply.reply for u, reply in found.items() if reply.reply}
+
+        return run_exchange(server, 1, clients, 5, 7, ask, StageBytes()).total
+
+    assert total_of(range(4), b"session1").tolist() == (4 * values).tolist()
+    with pytest.raises(SecureSumStopped):
+        total_of(range(3), b"session2")
+    assert len(reasons) == 3
+    assert all("in the sum of an earlier session" in reason for reason in reasons)

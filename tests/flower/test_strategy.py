@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 
+import httpx
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -27,11 +28,11 @@ from fedsift.codec.update import CodedValues, Update, dense
 from fedsift.codec.values import Bit
 from fedsift.engine.contract import Missing, Received
 from fedsift.errors import ConfigError, TooFewClients
-from fedsift.flower import FedSift, arrays_of, client_app, client_round, exchange
+from fedsift.flower import FedSift, arrays_of, client_app, client_round, exchange, superlink
 from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.client_round import deadline
 from fedsift.flower.deployment import METADATA_BYTES, BroadcastWire
-from fedsift.flower.early import EarlyResults
+from fedsift.flower.early_results import EarlyResults
 from fedsift.flower.protocol import MalformedReply, TrainReply, array_of_frame
 from fedsift.flower.pull import RECORD_BYTES, check_sizes
 from fedsift.flower.store import ClientState, ClientStore
@@ -225,7 +226,7 @@ def test_the_initial_model_is_evaluated_before_the_first_round_only(place):
     assert result.evaluate_metrics_serverapp.keys() == {0, 1}
     assert [record["round"] for record in place.history()] == [1]
     result = start(place.strategy(), place.grid(), 2, evaluate_fn=evaluate)
-    assert result.evaluate_metrics_serverapp.keys() == {2}
+    assert result.evaluate_metrics_serverapp.keys() == {1, 2}
 
 
 def test_nodes_with_the_last_state_receive_a_delta_and_others_the_full_state(place):
@@ -331,6 +332,49 @@ def test_two_nodes_cannot_be_the_same_client(place):
         "4": "no node is this client",
         "node 104": "it claims to be client 3, which is invalid or already taken",
     }
+
+
+class BusyGrid(InlineGrid):
+    """Its SuperLink fails now and then, and does not accept messages to ``unknown`` nodes."""
+
+    failures, unknown = 0, ()
+
+    def get_node_ids(self):
+        self.fail_sometimes()
+        return super().get_node_ids()
+
+    def push_messages(self, messages):
+        self.fail_sometimes()
+        ids = super().push_messages(messages)
+        nodes = [message.metadata.dst_node_id for message in messages]
+        return [None if node in self.unknown else id for id, node in zip(ids, nodes, strict=True)]
+
+    def fail_sometimes(self):
+        self.failures += 1
+        if self.failures % 3:
+            response = httpx.Response(500, request=httpx.Request("POST", "https://superlink"))
+            response.raise_for_status()
+
+
+def test_a_superlink_that_fails_is_asked_again(place, monkeypatch):
+    monkeypatch.setattr(superlink, "WAITS", (0.0,) * 2)
+    grid = BusyGrid(place.grid().nodes.values())
+    start(place.strategy(), grid, 2)
+    assert grid.failures == 3 * 3 * 2  # per round: the nodes, the requests, and the nodes again
+    assert [record["problems"] for record in place.history()] == [{}, {}]
+    monkeypatch.setattr(superlink, "WAITS", (0.0,))
+    with pytest.raises(httpx.HTTPStatusError):
+        start(place.strategy(), grid, 3)
+
+
+def test_a_request_that_the_superlink_does_not_accept_is_a_problem_of_its_node(place, monkeypatch):
+    monkeypatch.setattr(superlink, "WAITS", (0.0,) * 2)
+    grid = BusyGrid(place.grid().nodes.values())
+    start(place.strategy(), grid, 1)
+    grid.unknown = (102,)
+    start(place.strategy(), grid, 2)
+    said = "the SuperLink did not accept the request to it"
+    assert place.history()[1]["problems"] == {"2": "no node is this client", "node 102": said}
 
 
 def test_too_few_nodes_or_updates_stop_the_run_which_can_be_continued(place):
@@ -862,7 +906,7 @@ def test_robust_aggregation_gives_the_bits_of_a_simulation(aggregation, place):
 
 
 def test_frames_that_wait_for_a_slow_client_do_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr("fedsift.flower.early.MAX_EARLY_BYTES", 10)
+    monkeypatch.setattr("fedsift.flower.early_results.MAX_EARLY_BYTES", 10)
     early, frames = EarlyResults(), {n: bytes([n]) * 4 for n in range(5)}
     for n, frame in frames.items():
         early.put(Received(n, frame, frame[:1], 0.5))

@@ -35,7 +35,7 @@ def test_each_task_is_a_forked_process_with_its_own_random_numbers(tmp_path, mon
         with open(read, "rb") as orders:
             order = warm.fork_per_order(orders)
         if order is not None:
-            warm.run_task(order)
+            warm.end_process(warm.run_task(order))
         os._exit(0)
     os.close(read)
     executor = warm.ForkExecutor(write)

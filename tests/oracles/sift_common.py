@@ -19,8 +19,9 @@ def sift_common(
     density: float,
     shares: int,
     ahead: float,
+    ahead_elsewhere: float,
     decay: float,
-    bits: int,
+    largest: int,
     momentum: float,
     clip: float,
     warmup_rounds: int,
@@ -35,10 +36,9 @@ def sift_common(
     W, _, V = start(w0)
     A, d = W, W.size
     k = count(density, d)
-    parts = min(shares, d)
-    named = min(math.ceil(k / parts), d // parts)
+    groups = min(max(shares // 5, 1), d)
+    named = min(math.ceil(k / shares), d // groups)
     with_v = math.ceil(k / 5)
-    top = 2 ** (bits - 1) - 1
     e = [np.zeros(d) for _ in gradients]
     velocity, left_w, left_v, grid = np.zeros(d), np.zeros(d), np.zeros(d), np.zeros(d)
     mask: list[int] = []
@@ -49,25 +49,25 @@ def sift_common(
         window = [mask[(t * with_v + j) % k] for j in range(with_v)] if mask else []
         sent_w, sent_v, votes, units = [], [], [], []
         for n in cohort:
-            begin = W + ahead * decay * e[n]
+            begin = W + decay * np.where(grid > 0, ahead, ahead_elsewhere) * e[n]
             w, _, v = adam(
                 gradients[n], (begin, np.zeros(d), V), local_steps, lr, beta1, beta2, eps, bound
             )
             u = w - begin + decay * e[n]
             sent = np.zeros(d)
             for i in mask:
-                sent[i] = np.clip(np.round(u[i] / unit), -top, top)
+                sent[i] = np.clip(np.round(u[i] / unit), -largest, largest)
             rise = np.zeros(d)
             for i in window:
                 change = np.log(1 + v[i] / eps) - np.log(1 + V[i] / eps)
-                rise[i] = np.clip(np.round(change / 0.5), -top, top)
+                rise[i] = np.clip(np.round(change / 0.5), -largest, largest)
             e[n] = u - unit * sent
             wanted = w - begin + decay * e[n]
-            share = [(n + t + j * parts) % d for j in range(d // parts)]
-            largest = sorted(share, key=lambda i, x=wanted: -abs(x[i]))[:named]
-            own = np.mean(np.abs(wanted[largest])) / 4
+            share = [(n + t + j * groups) % d for j in range(d // groups)]
+            top = sorted(share, key=lambda i, x=wanted: -abs(x[i]))[:named]
+            own = np.mean(np.abs(wanted[top])) / 3
             vote = np.zeros(d)
-            vote[largest] = own
+            vote[top] = own
             sent_w.append(sent)
             sent_v.append(rise)
             votes.append(vote)
@@ -78,7 +78,7 @@ def sift_common(
             mean_w = mean_of(cohort, sent_w, weights)[mask] + left_w[mask] / unit
             mean_v = mean_of(cohort, sent_v, weights)[window] + left_v[window]
             values = np.concatenate([mean_w, mean_v])
-            restored = quantize(values, bits)
+            restored = quantize(values, 6)
             step[mask] = unit * restored[:k]
             left_w[mask] = unit * (values - restored)[:k]
             left_v[window] = (values - restored)[k:]

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsift.privacy.secure import Refusal
+from fedsift.privacy.secure import Refusal, SecureSettings
 from fedsift.privacy.secure.messages import MessageHeader, SecureStage, bitmap, client_list, varint
 from fedsift.privacy.secure.primitives import is_signed
 from privacy.curious import CuriousServer, smallest_exposed_sum
@@ -15,8 +16,8 @@ from privacy.parties import Parties, random_codes
 class LyingServer:
     """Sends each client what it likes. It holds every masked vector and every signature."""
 
-    def __init__(self, clients: int) -> None:
-        self.parties = Parties(dict.fromkeys(range(clients), 1))
+    def __init__(self, clients: int, **settings: int) -> None:
+        self.parties = Parties(dict.fromkeys(range(clients), 1), SecureSettings(**settings))
         self.clients, self.all = self.parties.clients, tuple(range(clients))
         self.curious = CuriousServer(self.parties)
         self.signatures: dict[int, list[bytes]] = {u: [] for u in self.all}
@@ -79,8 +80,9 @@ class LyingServer:
             SecureStage.RECOVER, u, request + bitmap(set(asked), client.group.neighbors)
         )
 
-    def deal(self, u: int) -> bytes | None:
-        request = bytes(MessageHeader(SecureStage.SHARES, 9, 0)) + client_list(self.all)
+    def deal(self, u: int, group: Iterable[int] | None = None) -> bytes | None:
+        members = self.all if group is None else tuple(group)
+        request = bytes(MessageHeader(SecureStage.SHARES, 9, 0)) + client_list(members)
         return self.ask(SecureStage.SHARES, u, request + client_list([]))
 
 
@@ -217,3 +219,42 @@ def test_whatever_the_server_says_at_most_one_sum_per_round_is_exposed(data: st.
         basis = server.curious.exposed(round)
         assert len(basis) <= 1
         assert smallest_exposed_sum(basis) > server.threshold
+
+
+def test_a_client_refuses_a_group_that_is_too_small() -> None:
+    """Two clients that collude with the server are enough in a group of three."""
+    server = LyingServer(6, min_clients=5)
+    assert server.deal(0, group=range(5))
+    assert server.deal(0, group=range(4)) is None
+    assert server.refusals == ["secure aggregation needs at least 5 clients per round, got 4"]
+
+
+@pytest.mark.parametrize("deals", [False, True])
+def test_keys_restored_later_do_not_open_an_attempt_without_a_sum(deals: bool) -> None:
+    """All mask, then again without one client; afterward, every client's key is restored.
+
+    The server may ask for new keys in between, and keep their shares.
+    """
+    server = LyingServer(6)
+    others = set(server.all) - {5}
+    for u in server.all:
+        server.mask(u, 2, 0, server.all)
+    if deals:
+        for u in server.all:
+            server.deal(u)
+    for step in (lambda u: server.mask(u, 2, 1, others), lambda u: server.consent(u, others)):
+        for u in others:
+            step(u)
+    for u in others:
+        server.reveal(u)
+    for round, lost in ((3, {0, 1}), (4, {2, 3}), (5, {4, 5})):
+        for u in server.all:
+            server.mask(u, round, 0, server.all)
+        for u in server.all:
+            server.consent(u, server.all)
+        for u in set(server.all) - lost:
+            server.reveal(u)
+            server.recover(u, lost)
+    basis = server.curious.exposed(2)
+    assert len(basis) == 1
+    assert smallest_exposed_sum(basis) >= 5

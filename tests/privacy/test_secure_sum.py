@@ -83,6 +83,17 @@ def test_losses_before_and_after_the_masked_values_make_a_second_attempt() -> No
     assert [len(parties.received[SecureStage.MASKED, u]) for u in (0, 2, 3)] == [2, 1, 2]
 
 
+def test_late_losses_of_many_clients_over_time_leave_enough_shares() -> None:
+    """A client that leaves an attempt forgets the shares it holds; the others share new keys."""
+    parties, codes = Parties(dict.fromkeys(range(12), 1)), random_codes(12, 2)
+    for round in range(1, 8):
+        parties.lost = {round: SecureStage.REVEAL}
+        check_sum(parties, round, codes)
+    parties.lost = dict.fromkeys((0, 9, 10), SecureStage.REVEAL)
+    check_sum(parties, 8, codes)
+    assert not parties.refusals
+
+
 def test_on_a_sparse_graph_the_sum_is_exact_too() -> None:
     lost = {4: SecureStage.MASKED, 11: SecureStage.REVEAL, 17: SecureStage.CONSENT}
     parties = Parties(dict.fromkeys(range(30), 3), SecureSettings(neighbors=12), lost)
@@ -94,8 +105,8 @@ def test_on_a_sparse_graph_the_sum_is_exact_too() -> None:
 
 
 def test_keys_and_shares_are_sent_once_per_run_and_after_a_loss() -> None:
-    parties = Parties(dict.fromkeys(range(6), 1))
-    codes = random_codes(6)
+    parties = Parties(dict.fromkeys(range(12), 1))
+    codes = random_codes(12)
     sizes = [parties.sum_round(round, codes)[1] for round in (1, 2)]
     parties.lost = {2: SecureStage.REVEAL}
     parties.sum_round(3, codes)
@@ -103,7 +114,7 @@ def test_keys_and_shares_are_sent_once_per_run_and_after_a_loss() -> None:
     sizes.append(parties.sum_round(4, codes)[1])
     assert [SecureStage.KEYS in size.up for size in sizes] == [True, False, False]
     shares = [size.up.get(SecureStage.SHARES, 0) for size in sizes]
-    assert shares == [6 * shares[2], 0, 3 + 1 + 5 * 32]
+    assert shares == [12 * shares[2], 0, 3 + 1 + 11 * 32]
 
 
 def test_bytes_per_client_and_round_with_20_clients() -> None:

@@ -14,9 +14,9 @@ RECORD = {
 }  # fmt: skip
 
 
-def show_rounds(name, rounds, **more):
-    with round_progress(name, rounds, **more) as show:
-        for number in range(1, rounds + 1):
+def show_rounds(name, rounds, finished=0, **more):
+    with round_progress(name, rounds, finished, **more) as show:
+        for number in range(finished + 1, rounds + 1):
             show({"round": number, **RECORD})
 
 
@@ -34,18 +34,24 @@ def test_without_a_terminal_each_round_is_one_line_with_accuracy_bytes_and_time(
 
 def test_in_a_notebook_one_bar_is_updated_in_place(monkeypatch):
     shown = []
-    display = SimpleNamespace(update=shown.append)
+
+    def display(formats, raw, display_id=None):
+        assert raw  # else IPython would show the dict
+        shown.append(formats)
+        return SimpleNamespace(update=display)
+
     module = ModuleType("IPython.display")
-    module.HTML = str
-    module.display = lambda html, display_id: shown.append(html) or display
+    module.display = display
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     monkeypatch.setattr("fedsift.progress.display.Console", NotebookConsole)
-    show_rounds("<b>", 2)
-    assert len(shown) == 3
-    assert shown[0].startswith('<progress value="0" max="2"></progress> &lt;b&gt;')
-    assert shown[-1].startswith('<progress value="2" max="2"></progress> &lt;b&gt; round 2/2')
-    assert "accuracy 50.00 %" in shown[-1]
+    show_rounds("<b>", 4, finished=2)
+    html = [formats["text/html"] for formats in shown]
+    assert len(html) == 3
+    assert html[0] == '<progress value="2" max="4"></progress> &lt;b&gt;'
+    assert html[-1].startswith('<progress value="4" max="4"></progress> &lt;b&gt; round 4/4')
+    assert "accuracy 50.00 %" in html[-1]
+    assert shown[-1]["text/plain"].startswith("<b> round 4/4 · accuracy 50.00 %")
 
 
 class NotebookConsole(Console):

@@ -16,9 +16,9 @@ from fedsift.report.collect import read_run
 from fedsift.report.comparisons import arrange
 from fedsift.report.curves import DENSE, by_rounds, by_traffic
 from fedsift.report.sections import sections_of
-from fedsift.report.sent import PARTS, PATTERNS
 from fedsift.report.styles import MARKERS
 from fedsift.report.tables import comparison_table, fairness_table, tiles
+from fedsift.report.upload_charts import PARTS, PATTERNS
 from small_runs import METHODS, ROUNDS, SEEDS, data_in, trained
 
 

@@ -1,7 +1,9 @@
 """A run that was stopped, and resumed, ends bit for bit as one that was not."""
 
 import json
+import os
 import random
+import shlex
 import shutil
 import signal
 import time
@@ -278,6 +280,24 @@ def test_a_checkpoint_without_a_memory_that_the_method_needs_is_refused(tmp_path
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "lacks the server's velocity" in said
+
+
+def test_a_corrupt_checkpoint_names_the_command_that_goes_back(
+    interrupted, tmp_path, uninterrupted, capsys
+):
+    folder = shutil.copytree(interrupted, tmp_path / "run")
+    checkpoint = folder / "checkpoint.safetensors"
+    last = folder / "checkpoints" / f"round-{checkpoint_round(folder)}.safetensors"
+    last.unlink()
+    os.link(checkpoint, last)  # copies are no links
+    with checkpoint.open("r+b") as file:
+        file.write(b"damaged")
+    capsys.readouterr()
+    assert main(["resume", str(folder)]) == 2
+    _, _, command = capsys.readouterr().err.partition("to return to an earlier round: fedsift ")
+    assert main(shlex.split(command)) == 0
+    assert main(["resume", str(folder)]) == 0
+    assert_same_run(folder, uninterrupted("efficient-adam"))
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path, uninterrupted, monkeypatch):

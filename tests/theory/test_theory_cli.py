@@ -86,9 +86,6 @@ from torch import nn
 def linear():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
-def batch_norm():
-    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
-
 def five_classes():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
 """
@@ -128,11 +125,7 @@ def test_extreme_constants_give_numbers_or_a_one_line_error(flag, value):
     assert done.exit_code == 0 or done.output.startswith("fedsift: ")
 
 
-@pytest.mark.parametrize(
-    ("function", "phrase"),
-    [("batch_norm", "running statistics"), ("five_classes", "labels from 0 to 9")],
-)
-def test_a_model_that_run_refuses_is_refused(function, phrase, models):
-    done = run("advise", "--clients", "3", "--model", f"{models}:{function}")
+def test_a_model_that_run_refuses_is_refused(models):
+    done = run("advise", "--clients", "3", "--model", f"{models}:five_classes")
     assert done.exit_code == 2
-    assert phrase in " ".join(done.output.split())
+    assert "labels from 0 to 9" in " ".join(done.output.split())

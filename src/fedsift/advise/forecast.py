@@ -12,7 +12,9 @@ MIN_POWER = 1e-3
 MAX_LOG = 700.0
 """The logarithm of the largest number that is computed; ``exp`` overflows soon after."""
 MAX_MIBIT = 1e9
-"""A forecast of more Mibit per client than this means that the accuracy is out of reach."""
+"""The largest uplink per client, in Mibit, that is turned into a number of rounds."""
+MAX_FACTOR = 100
+"""There is no forecast beyond this multiple of the uplink that was measured."""
 
 
 @dataclass(frozen=True)
@@ -116,4 +118,4 @@ def predicted_mibit(curve: Curve, accuracy: float) -> float | None:
     if forecast is None or accuracy >= 1:
         return None
     mibit = forecast.mibit(accuracy)
-    return mibit if mibit < MAX_MIBIT else None
+    return mibit if mibit < MAX_FACTOR * curve[-1].mibit else None

@@ -216,7 +216,8 @@ class Phase:
     client's samples and its batch size, such as :class:`fedsift.task.Epochs`. ``paper_bits(d)`` is
     the uplink per client and round in bits by the paper's formula, for a model with d parameters.
     ``summed`` names the roles of which the server needs only the weighted sum over clients. Every
-    client sends them in full, as whole numbers on a scale that all clients share.
+    client sends them in full, as whole numbers on a scale that all clients share. ``largest`` is
+    the largest of these numbers; without it, the largest that their coder can hold.
     """
 
     local_steps: NumSteps
@@ -229,6 +230,7 @@ class Phase:
     points: Points | None = None
     receive: Receive = as_sent
     summed: tuple[Role, ...] = ()
+    largest: int = 0
 
     def __post_init__(self) -> None:
         for name, parameters in SIGNATURES.items():

@@ -4,13 +4,14 @@ This project's own method.
 
 All clients send whole numbers at the same coordinates, so a secure sum of them is exact:
 
-- The coordinates are dealt out to the clients, differently in every round. With its values, each
-  client names the largest coordinates in its share of what it has not sent. What all clients name
-  is everyone's mask in the next round: no extra trip is needed, and no indices travel with values.
+- The coordinates are dealt out to groups of clients, differently in every round. With its values,
+  each client names the largest of its group that it has not sent. What all clients name is
+  everyone's mask in the next round: no extra trip is needed, and no indices travel with values. In
+  round 1, clients only name coordinates.
 - The grid G holds the mask and the unit of its values: G_i is the unit in which coordinate i is
   sent, and 0 outside of the mask. It is part of the global state (C), so everyone knows it.
-- Clients start from W plus a share of their residual. A coordinate is sent one round after it was
-  named, and would otherwise be learned twice.
+- Clients start from W plus a share of their residual, a larger one on the mask. A coordinate is
+  sent one round after it was named, and would otherwise be learned twice.
 - V is sent for a fifth of the mask per round, as the logarithm of 1 + V/ε.
 - Everyone computes the server's velocity from the broadcast. The state has it in the place of M,
   which is 0 at the start of a client's round.
@@ -41,12 +42,12 @@ from fedsift.algorithms.settings import (
     Epsilon,
     LearningRate,
     LocalSteps,
+    Range,
     ResidualDecay,
     Setting,
 )
 from fedsift.algorithms.sift import (
     Average,
-    Bits,
     Clip,
     Momentum,
     WarmupRounds,
@@ -55,6 +56,7 @@ from fedsift.algorithms.sift import (
 )
 from fedsift.codec.update import CodedValues, Part, Parts
 from fedsift.codec.values import Integer, Linear
+from fedsift.seeding import stream
 from fedsift.selection.masks import num_kept, positions, top_k
 from fedsift.vector import Layout, State
 
@@ -62,30 +64,57 @@ V_ROUNDS = 5
 """Rounds in which V is sent once for every coordinate of a mask that stays the same."""
 V_UNIT = 0.5
 """The unit in which changes of ln(1 + V/ε) are sent."""
-LEVEL = 4
+OVERLAP = 5
+"""Clients that look at the same coordinates."""
+LEVEL = 3
 """The value, in units, of a coordinate as large as those that clients named on average."""
+DOWN_BITS = 6
+"""Bits per value of the downlink."""
+STEPS = 30
+"""Local steps for the unit of values without nominations, if clients take different numbers."""
 
 Shares = Annotated[
     int,
     Setting(
-        "Shares into which the coordinates are dealt: best the number of clients per round",
+        "Shares of the mask, of which each client names one: best the number of clients per round",
         COUNT,
+        fixed=True,
+    ),
+]
+Largest = Annotated[
+    int,
+    Setting(
+        "Largest whole number that a client sends",
+        Range("a whole number from 1 to 127", lambda x: isinstance(x, int) and 1 <= x <= 127),
+    ),
+]
+Nominate = Annotated[
+    bool,
+    Setting(
+        "Whether clients name the mask's coordinates. Without it, the mask is chosen from earlier "
+        "sums alone, as differential privacy needs, and V is not sent",
         fixed=True,
     ),
 ]
 Ahead = Annotated[
     float,
-    Setting("Share of its residual that a client adds to W at the start of a round", FRACTION),
+    Setting("Share of its residual on the mask that a client adds to W before training", FRACTION),
+]
+AheadElsewhere = Annotated[
+    float,
+    Setting("Share of its residual outside of the mask that a client adds to W", FRACTION),
 ]
 
 
 @method("sift-common", label="sift, common mask", color="#4f6d7a", dashed=True)
 def sift_common(
-    density: Density = 0.03,
+    density: Density = 0.02,
     shares: Shares = 20,
     ahead: Ahead = 0.7,
-    decay: ResidualDecay = 0.95,
-    bits: Bits = 3,
+    ahead_elsewhere: AheadElsewhere = 0.3,
+    decay: ResidualDecay = 0.9,
+    largest: Largest = 6,
+    nominate: Nominate = True,
     momentum: Momentum = 0.5,
     clip: Clip = 4.0,
     warmup_rounds: WarmupRounds = 40,
@@ -98,26 +127,36 @@ def sift_common(
 ) -> Algorithm:
     """Sift with one mask for all clients, which they nominate, and sums of whole numbers.
 
-    Uplink per client and round: (k + k/5) bits for values, and k/shares log₂ d for nominations.
+    Uplink per client and round: (k + k/5) log₂(2 largest + 1) bits for values, and k/shares log₂ d
+    for nominations.
 
-    >>> sift_common(density=0.5, shares=16).phase(1).paper_bits(1024)
-    2165.0
+    >>> round(sift_common(density=0.5, shares=16, largest=3).phase(2).paper_bits(1024))
+    2046
     """
+    coder = Integer(max(2, largest.bit_length() + 1))
+    fixed_unit = lr * (local_steps if isinstance(local_steps, int) else STEPS) / LEVEL
 
     def sizes(d: int) -> Sizes:
-        return Sizes.of(d, density, shares)
+        return Sizes.of(d, density, shares, nominate)
 
     def local_start(state: State, memory: Memory) -> State:
-        w = state.w + ahead * decay * memory["residual"]
+        on, off = (share * decay * memory["residual"] for share in (ahead, ahead_elsewhere))
+        w = state.w + torch.where(state.c > 0, on, off)
         return state.replace(w=w, m=torch.zeros_like(state.m))
 
     def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
         size = sizes(context.d)
         grid = Grid.of(update.start.c, size, context.round)
         target = update.delta_w + decay * memory["residual"]
+        if nominate and context.round == 1:
+            named = nominations((1 + decay) * target, context, size)
+            return (named,), {"residual": target}
         rise = grid.log_v(update.end.v, eps) - grid.log_v(update.start.v, eps)
-        values = CodedValues.of(grid.in_units(target, rise), Integer(bits))
+        numbers = grid.in_units(target, rise).clamp(-largest, largest)
+        values = CodedValues.of(numbers, coder)
         residual = target - grid.dense_w(values.restore())
+        if not nominate:
+            return (Part(None, {"p": values}),), {"residual": residual}
         named = nominations(update.delta_w + decay * residual, context, size)
         return (Part(None, {"p": values}), named), {"residual": residual}
 
@@ -126,11 +165,14 @@ def sift_common(
         grid = Grid.of(state.c[None], size, context.round)
         kept, kept_v = memory["residual"], memory["residual_v"]
         total = mean.p[None] + grid.in_units(kept, kept_v.gather(-1, grid.of_v))
-        values = CodedValues.of(total, coder_of("w", bits, total.dtype))
+        values = CodedValues.of(total, coder_of("w", DOWN_BITS, total.dtype))
         sent = values.restore()
         unsent = mean.p[None] - sent
         velocity, step = nesterov(state.m[None], grid.dense_w(sent), momentum)
-        mask = next_grid(mean.c[None], velocity, size)
+        if nominate:
+            mask = next_grid(mean.c[None], velocity, size)
+        else:
+            mask = public_grid(velocity, context, size, fixed_unit)
         return (Part(None, {"p": values}), mask), {
             "residual": kept + grid.dense_w(unsent),
             "residual_v": kept_v + grid.dense_v(unsent),
@@ -148,46 +190,62 @@ def sift_common(
     def model(state: State, memory: Memory) -> Tensor:
         return state.w + memory["lag"][0]
 
+    def named_bits(d: int) -> float:
+        return sizes(d).named * math.log2(d)
+
     def paper_bits(d: int) -> float:
         size = sizes(d)
-        return size.numbers * bits + size.named * math.log2(d)
+        return size.numbers * math.log2(2 * largest + 1) + size.named * math.log2(d)
 
     @cache
-    def phase_with(bound: float) -> Phase:
+    def phase_with(bound: float, is_first: bool) -> Phase:
         step = AdamStep(lr, beta1, beta2, eps, clip=bound)
+        if is_first:
+            return Phase(local_steps, step, send, named_bits, local_start, broadcast, apply)
         return Phase(
-            local_steps, step, send, paper_bits, local_start, broadcast, apply, summed=("p",)
-        )
+            local_steps, step, send, paper_bits, local_start, broadcast, apply,
+            summed=("p",), largest=largest,
+        )  # fmt: skip
+
+    def phase(round: int) -> Phase:
+        bound = gradient_bound(round, clip or math.inf, warmup_rounds)
+        return phase_with(bound, nominate and round == 1)
 
     return Algorithm(
-        lambda round: phase_with(gradient_bound(round, clip or math.inf, warmup_rounds)),
+        phase,
         client_memory=("residual",),
         server_memory=("residual", "residual_v", "lag"),
         model=model,
         state=("w", "m", "v", "c"),
-        lengths={"p": MessageLength(density, shares)},
+        lengths={"p": MessageLength(density, shares, nominate)},
+        weights="equal",
     )
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many coordinates there are, are in the mask, are named by a client, and have V sent."""
+    """How many coordinates there are, are in the mask, are named by a client, and have V sent.
+
+    The coordinates are dealt out to this many ``groups`` of clients.
+    """
 
     d: int
     k: int
     named: int
     with_v: int
-    shares: int
+    groups: int
 
     @classmethod
-    def of(cls, d: int, density: float, shares: int) -> Sizes:
-        """Return the sizes for a model with d parameters.
+    def of(cls, d: int, density: float, shares: int, nominate: bool = True) -> Sizes:
+        """Return the sizes for a model with d parameters; without nominations, V is not sent.
 
         >>> Sizes.of(d=21_840, density=0.02, shares=20)
-        Sizes(d=21840, k=437, named=22, with_v=88, shares=20)
+        Sizes(d=21840, k=437, named=22, with_v=88, groups=4)
         """
-        k, shares = num_kept(density, d), min(shares, d)
-        return cls(d, k, min(-(-k // shares), d // shares), -(-k // V_ROUNDS), shares)
+        k, groups = num_kept(density, d), min(max(shares // OVERLAP, 1), d)
+        if not nominate:
+            return cls(d, k, 0, 0, groups)
+        return cls(d, k, min(-(-k // shares), d // groups), -(-k // V_ROUNDS), groups)
 
     @property
     def numbers(self) -> int:
@@ -201,10 +259,11 @@ class MessageLength:
 
     density: float
     shares: int
+    nominate: bool
 
     def __call__(self, layout: Layout) -> int:
         """Return the length."""
-        return Sizes.of(layout.d, self.density, self.shares).numbers
+        return Sizes.of(layout.d, self.density, self.shares, self.nominate).numbers
 
 
 @dataclass(frozen=True)
@@ -254,12 +313,12 @@ class Grid:
 
 
 def nominations(wanted: Tensor, context: Context, size: Sizes) -> Part:
-    """Return the largest coordinates in each client's share, with the unit it would like for them.
+    """Return the largest of the coordinates of each client's group, with the unit it would like.
 
-    Client n names coordinates (n + t + j · shares) mod d in round t, j = 0, 1, ...
+    Client n names coordinates (n + t + j · groups) mod d in round t, j = 0, 1, ...
     """
     first = torch.tensor(context.clients, device=wanted.device)[:, None] + context.round
-    every = torch.arange(size.d // size.shares, device=wanted.device) * size.shares
+    every = torch.arange(size.d // size.groups, device=wanted.device) * size.groups
     share = (first + every) % size.d
     largest = positions(top_k(wanted.gather(-1, share), size.named), size.named)
     indices = share.gather(-1, largest).sort(-1).values
@@ -279,6 +338,20 @@ def next_grid(votes: Tensor, velocity: Tensor, size: Sizes) -> Part:
     indices = positions(mask, size.k)
     unit = votes.sum(-1, keepdim=True) / size.named
     return Part(indices, {"c": in_one_unit(unit.expand(indices.shape))})
+
+
+def public_grid(velocity: Tensor, context: Context, size: Sizes, unit: float) -> Part:
+    """Return a mask that depends on earlier sums only: half of it moves fastest, half is in turn.
+
+    The turn goes through a random order of all coordinates, in as many rounds as it takes.
+    """
+    half = size.k // 2
+    order = torch.from_numpy(stream(context.seed, "order of coordinates").permutation(size.d))
+    at = torch.arange(size.k - half) + (context.round - 1) * (size.k - half)
+    in_turn = order[at % size.d].to(velocity.device)[None]
+    speed = velocity.abs().scatter(-1, in_turn, torch.inf)
+    indices = positions(top_k(speed, size.k), size.k)
+    return Part(indices, {"c": in_one_unit(velocity.new_full(indices.shape, unit))})
 
 
 def in_one_unit(x: Tensor) -> CodedValues:

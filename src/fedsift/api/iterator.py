@@ -135,7 +135,7 @@ def begin(given: Mapping[str, Any], is_shown: bool) -> Rounds:
     check_whole("keep_checkpoints", keep, at_least=1)
     options = Options(**{field.name: given[field.name] for field in fields(Options)})
     if options.privacy:
-        calibrated = options.privacy.calibrated(options.participation, rounds)
+        calibrated = options.privacy.calibrated(options.sampling_rate, rounds)
         options = replace(options, privacy=calibrated)
     algorithm = for_rounds(check_algorithm(given["algorithm"] or fedadam_ssm()), rounds)
     federation = prepare(given["model"], given["clients"], given["test"], algorithm, options)

@@ -18,7 +18,7 @@ from fedsift.runs.disk import save_tensors
 from fedsift.runs.folder import RunFolder, column
 from fedsift.runs.records import append_line
 from fedsift.runs.run import environment_on, results_of
-from fedsift.runs.saved import load_snapshot, load_weights, save_snapshot
+from fedsift.runs.saved_result import load_snapshot, load_weights, save_snapshot
 from fedsift.simulation import Record
 from fedsift.vector import Layout, State
 

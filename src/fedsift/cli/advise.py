@@ -111,7 +111,8 @@ def print_advice(advice: Advice, command: str) -> None:
     table.add_row("rounds", f"{advice.rounds:,}")
     source = "measured" if advice.measured else "predicted"
     goal = f"{100 * advice.target:.1f} %"
-    table.add_row(f"Mibit to {goal}", f"{mibit_text(advice.predicted)} ({source})")
+    how = "" if advice.predicted is None else f" ({source})"
+    table.add_row(f"Mibit to {goal}", f"{mibit_text(advice.predicted)}{how}")
     table.add_row(f"Mibit to {goal}, paper's defaults", mibit_text(advice.predicted_default))
     out.print(table)
     for heading, lines in (("why", advice.reasons), ("next", (command, *advice.next))):

@@ -3,8 +3,9 @@
 from fedsift.data.conversion import from_dataset, from_huggingface, split
 from fedsift.data.datasets import DATASETS, Dataset, digest_of, load, shape_of
 from fedsift.data.partition import dirichlet, documents, iid, partition_indices
-from fedsift.data.text import loss_of, sequence_cross_entropy
+from fedsift.data.text import loss_of
 from fedsift.errors import explain_renamed
+from fedsift.task.losses import sequence_cross_entropy
 
 __all__ = [
     "DATASETS",

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedsift.task import Loss
-from fedsift.task.losses import sequence_cross_entropy as sequence_cross_entropy
+from fedsift.task.losses import sequence_cross_entropy
 from fedsift.task.samples import TensorPair
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -22,9 +23,10 @@ from fedsift.task.samples import (
     DatasetItems,
     Pair,
     Tree,
-    leaves_of,
+    device_of,
     map_tree,
-    restored_random,
+    restored_python_random,
+    restored_torch_random,
     seed_generators,
     select_rows,
     to_device,
@@ -38,7 +40,7 @@ class LiveBatches:
     """The batches of clients for which :meth:`Task.is_live` holds."""
 
     def __init__(self, task: Task) -> None:
-        self.task = task
+        self.task, self.items = task, KeyedBatches(task).__getitem__
         keep_freed_memory()
 
     def of_clients(self, round: int, clients: Sequence[int], steps: NumSteps) -> Iterator[Pair]:
@@ -51,33 +53,37 @@ class LiveBatches:
         places = [
             (min(step, last[n]), n) for step in range(1 + max(last.values())) for n in clients
         ]
-        fetched = self._fetch(self._keys(round, rows, places))
-        batches = (self._batch(fetched, rows[n][step], round, n, step) for step, n in places)
-        number = 1 if self.task.num_workers else AHEAD  # workers are ahead by themselves
-        while ahead := take(batches, number, self.task.device):
-            yield from ahead
+        fetched = self._fetched(round, rows, places)
+        device = device_of(self.task.clients[clients[0]])
+        with restored_python_random():
+            for step, client in places:
+                with restored_torch_random(device):
+                    x, y = self._pair(client, rows[client][step], fetched)
+                    x = self._transformed(x, round, client, step)
+                yield x, y
 
-    def _keys(
+    def _fetched(
         self, round: int, rows: dict[int, list[list[int]]], places: Sequence[tuple[int, int]]
-    ) -> Iterator[Key]:
-        """Yield the keys of the batches that are fetched from Datasets."""
+    ) -> Iterator[Pair]:
+        """Yield the batches that are fetched from Datasets, in order."""
         is_dataset = {n: isinstance(self.task.clients[n], DatasetItems) for n in rows}
         seeds = {
             n: torch_seeds(len(rows[n]), self.task.seed, "items", round, n)
             for n in rows
             if is_dataset[n]
         }
-        return ((n, rows[n][step], seeds[n][step]) for step, n in places if is_dataset[n])
+        keys = ((n, rows[n][step], seeds[n][step]) for step, n in places if is_dataset[n])
+        return self._workers.fetch(list(keys)) if self.task.num_workers else map(self.items, keys)
 
-    def _batch(
-        self, fetched: Iterator[Pair], rows: list[int], round: int, client: int, step: int
-    ) -> Pair:
+    def _pair(self, client: int, rows: list[int], fetched: Iterator[Pair]) -> Pair:
+        """Return the given rows of a client's samples, or the batch that was fetched for it."""
         data = self.task.clients[client]
-        if isinstance(data, DatasetItems):
-            x, y = (to_device(part, data.device) for part in next(fetched))
-        else:
-            x, y = (select_rows(part, torch.tensor(rows)) for part in data)
-        return self._transformed(x, round, client, step), y
+        if not isinstance(data, DatasetItems):
+            index = torch.tensor(rows)
+            return select_rows(data[0], index), select_rows(data[1], index)
+        x, y = next(fetched)
+        is_elsewhere = data.device.type != "cpu"
+        return (to_device(x, data.device), to_device(y, data.device)) if is_elsewhere else (x, y)
 
     def _rows(self, round: int, client: int, steps: NumSteps) -> list[list[int]]:
         batches = self.task.batches(round, client, steps)
@@ -95,37 +101,13 @@ class LiveBatches:
         with torch.no_grad():
             return self.task.transformed(x)
 
-    def _fetch(self, keys: Iterator[Key]) -> Iterator[Pair]:
-        """Yield the batches with these keys, in order."""
-        if self.task.num_workers:
-            return self._workers.fetch(list(keys))
-        items = KeyedBatches(self.task)
-        return (items[key] for key in keys)
-
     @cached_property
     def _workers(self) -> FetchWorkers:
         return FetchWorkers(self.task)
 
 
-AHEAD = 32
-"""Batches that are made one after another, before the steps that use them, at most."""
-BYTES_AHEAD = 32_000_000
-"""No further batch is made ahead once they have this size."""
-
-
-def take(batches: Iterator[Pair], number: int, device: torch.device | None = None) -> list[Pair]:
-    """Return the next batches, up to this many. The random generators are restored once.
-
-    Restoring them takes longer than seeding them for each batch, and a processor that alternates
-    between items and steps finds neither in its caches.
-    """
-    taken: list[Pair] = []
-    size = 0
-    with restored_random(device):
-        while len(taken) < number and size < BYTES_AHEAD and (batch := next(batches, None)):
-            taken.append(batch)
-            size += sum(leaf.nbytes for leaf in leaves_of(batch))
-    return taken
+FREED_BYTES = 32_000_000
+"""The largest block of memory that glibc can be made to keep."""
 
 
 def keep_freed_memory() -> None:
@@ -134,7 +116,7 @@ def keep_freed_memory() -> None:
     By default, glibc returns it to the system at once, and the page faults of each new batch take
     longer than copying its samples. It keeps blocks up to the size of the largest one ever freed.
     """
-    torch.empty(BYTES_AHEAD, dtype=torch.uint8)
+    torch.empty(FREED_BYTES, dtype=torch.uint8)
 
 
 class KeyedBatches(Dataset[Pair]):
@@ -151,13 +133,17 @@ class KeyedBatches(Dataset[Pair]):
 
 
 class FetchWorkers:
-    """Processes that fetch batches ahead of their use; they live as long as this object."""
+    """Processes that fetch batches ahead of their use; they live as long as this object.
+
+    Nothing that the loader refers to may refer to this object. Workers whose loader is part of a
+    reference cycle outlive it by five seconds, because the cycle's queues are closed first.
+    """
 
     def __init__(self, task: Task) -> None:
-        self.keys: list[Key] = []
+        self.keys = KeysOfRound()
         self.loader = DataLoader(
             KeyedBatches(task),
-            sampler=self,
+            sampler=self.keys,
             batch_size=None,
             num_workers=task.num_workers,
             persistent_workers=True,
@@ -166,19 +152,28 @@ class FetchWorkers:
             multiprocessing_context="fork" if sys.platform == "linux" else None,
         )
 
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self.keys)
-
     def fetch(self, keys: list[Key]) -> Iterator[Pair]:
         """Yield the batches with these keys, in order."""
-        self.keys = keys
+        self.keys.keys = keys
         iterator = iter(self.loader)
-        WITH_WORKERS.add(iterator)
+        if iterator not in WITH_WORKERS:
+            WITH_WORKERS.add(iterator)
+            finalize(self, iterator._shutdown_workers)  # type: ignore[attr-defined]
         return iterator
 
 
+@dataclass
+class KeysOfRound:
+    """The keys of the batches that the workers fetch next, in order."""
+
+    keys: Sequence[Key] = ()
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.keys)
+
+
 WITH_WORKERS: WeakSet[Any] = WeakSet()
-"""Iterators of this process that stop their workers when they are deleted."""
+"""Iterators of this process that stop their workers when they are no longer used."""
 
 
 def leave_workers_to_parent() -> None:

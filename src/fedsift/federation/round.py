@@ -34,12 +34,14 @@ from fedsift.federation.cohort import cohort_size
 from fedsift.federation.inbox import Inbox, OnUpload, SecureCollector, ignore_uploads
 from fedsift.federation.memories import CohortMemory, InMemory, memory_fits
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, NormBound
+from fedsift.federation.private_rounds import distributed_noise, noisy_mean, spent
 from fedsift.federation.snapshot import RoundReport, Snapshot, Traffic, full_update
-from fedsift.privacy.differential import DifferentialPrivacy, private_roles
+from fedsift.privacy.differential import DifferentialPrivacy
+from fedsift.privacy.distributed import DistributedNoise
 from fedsift.privacy.robust import Aggregation, RobustSum
 from fedsift.privacy.secure import SecureSettings
 from fedsift.privacy.secure.settings import SecureTraffic
-from fedsift.seeding import stream, torch_seed
+from fedsift.seeding import stream
 from fedsift.task import Task, Weights, all_finite, check_weights, weight_of
 from fedsift.vector import Layout, State
 
@@ -185,7 +187,7 @@ class Federation:
         receipts = {**before.receipts, **inbox.receipts}
         after = replace(before, round=round, client_memory=memories, norms=norms, receipts=receipts)
         broadcast_bytes, clamped = 0, 0
-        if inbox.merged or self.privacy:  # that nobody took part is private, too
+        if inbox.merged or (self.privacy and not self.noise):  # that nobody did is private, too
             after, broadcast_bytes, clamped = self.broadcast(after, phase, inbox)
         downlink_bytes = broadcast_bytes + sum(secure.downlink.values())
         traffic = self.count_traffic(before.traffic, phase, inbox, downlink_bytes)
@@ -235,22 +237,23 @@ class Federation:
 
     def mean_update(self, inbox: Inbox, round: int) -> State:
         """Return the weighted mean of the merged updates, with the noise of a private run."""
-        if self.privacy is None:
+        if self.privacy is None or self.noise:
             return inbox.total.mean()
-        roles = private_roles(self.algorithm, self.privacy)
-        expected = self.participation * len(self.task.clients)
-        seed = torch_seed(self.task.seed, "privacy", round)
-        return self.privacy.noisy_mean(inbox.total.total, roles, expected, seed)
+        return noisy_mean(self, inbox.total.total, round)
+
+    @cached_property
+    def noise(self) -> DistributedNoise | None:
+        """The noise that clients add to secure sums in a private run."""
+        return distributed_noise(self)
 
     def epsilon(self, rounds: int) -> dict[str, float]:
         """Return the privacy cost ε of some rounds as a column of the metrics, if it is bounded."""
-        if self.privacy is None:
-            return {}
-        return {"epsilon": self.privacy.spent(rounds, self.participation)}
+        return {} if self.privacy is None else {"epsilon": spent(self, rounds)}
 
     def may_run(self, round: int) -> bool:
         """Whether the privacy budget allows another round."""
-        return not (self.privacy and self.privacy.is_exceeded_by(round, self.participation))
+        budget = None if self.privacy is None else self.privacy.epsilon
+        return budget is None or spent(self, round) <= budget
 
     def require_enough(self, inbox: Inbox, round: int, lost: int) -> None:
         """Stop the run if too few updates were merged."""
@@ -320,10 +323,10 @@ class Federation:
     def cohort(self, round: int) -> tuple[int, ...]:
         """Draw the clients that train in a round, in ascending order.
 
-        In a private run, each client takes part with the same probability, independently.
+        If the server adds noise, each client takes part with the same probability, independently.
         """
         clients = len(self.task.clients)
-        if self.privacy:
+        if self.privacy and not self.secure:
             draws = stream(self.task.seed, "private cohort", round).random(clients)
             return tuple(n for n, x in enumerate(draws) if x < self.participation)
         size = cohort_size(self.participation, clients)

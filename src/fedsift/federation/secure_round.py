@@ -19,6 +19,7 @@ from fedsift.codec.update import Role, Update, vector_for
 from fedsift.codec.value_blocks import Integer
 from fedsift.engine.contract import ClientResult, Job, Results
 from fedsift.federation.inbox import Inbox, Reply
+from fedsift.federation.private_rounds import noisy_codes
 from fedsift.privacy.secure import Refusal, SecureSettings, SecureSumStopped
 from fedsift.privacy.secure.client import SecureClient
 from fedsift.privacy.secure.exchange import StageBytes, reply_of, run_exchange
@@ -57,9 +58,15 @@ class SecureRounds:
 
     def collect(self, job: Job, inbox: Inbox, replies: Iterable[Reply]) -> SecureTraffic:
         """Take a round's uploads, with the values of the summed roles as a secure sum."""
+        if not (roles := job.phase.summed):
+            inbox.take_in_order(replies, self.federation.lost_clients(job.round, job.cohort))
+            return SecureTraffic()
         self.advance_to(job.round)
-        roles = job.phase.summed
         uploads, codes, largest = separated(replies, roles)
+        largest = job.phase.largest or largest
+        if (noise := self.federation.noise) is not None:
+            seed, largest = self.federation.task.seed, noise.largest(largest)
+            codes = {u: noisy_codes(noise, x, seed, job.round, u) for u, x in codes.items()}
         exchange = SecureExchange(self, job.round, self.losses(job.round, job.cohort))
         total = exchange.run(codes, largest)
         for client in sorted(exchange.uploaded - total.weights.keys()):
@@ -76,7 +83,8 @@ class SecureRounds:
         """Repeat the rounds before this one, as far as keys are concerned."""
         if self.round >= round:
             self.start()
-        for past in range(self.round + 1, round):
+        phase = self.federation.algorithm.phase
+        for past in (n for n in range(self.round + 1, round) if phase(n).summed):
             cohort = self.federation.cohort(past)
             exchange = SecureExchange(self, past, self.losses(past, cohort))
             exchange.run(dict.fromkeys(cohort, np.zeros(0, np.int8)), 1)

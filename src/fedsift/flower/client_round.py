@@ -173,6 +173,8 @@ class ClientRound:
         from fedsift.flower.secure_client import without_summed
 
         check_can_be_secure(self.method)
+        if not roles:  # in a round in which the method sends no values
+            return result
         return without_summed(result, roles, self.request.round, self.store.folder)
 
     @property
@@ -227,9 +229,10 @@ def partition_of(context: NodeContext) -> tuple[int, int]:
 def check_request(request: TrainRequest, algorithm: Algorithm, layout: Layout) -> None:
     """Refuse a request that does not match the client's algorithm and model."""
     if request.algorithm != repr(algorithm):
+        here, there = differing_settings(repr(algorithm), printable(request.algorithm))
         raise RefusedRequest(
-            f"the server runs {printable(request.algorithm)}, this client {algorithm!r}: use the "
-            "same algorithm and settings on both sides"
+            f"the server runs {there}, this client {here}: use the same algorithm and settings on "
+            "both sides"
         )
     seed, batch_size = request.seed, request.batch_size or None
     if request.run != run_id(layout, algorithm, seed, batch_size, request.weights):
@@ -240,6 +243,22 @@ def check_request(request: TrainRequest, algorithm: Algorithm, layout: Layout) -
     if len(request.frame) > max_frame_bytes(algorithm, layout):
         size = len(request.frame)
         raise RefusedRequest(f"the server's frame of {size} bytes is too large for this model")
+
+
+def differing_settings(here: str, there: str) -> tuple[str, str]:
+    """Return two algorithms as text, with only those settings that differ.
+
+    >>> differing_settings("sift(lr=0.001, density=0.1)", "sift(lr=0.001, density=0.2)")
+    ('sift(density=0.1)', 'sift(density=0.2)')
+    """
+    (name, _, settings), (other, _, others) = here.partition("("), there.partition("(")
+    if name != other:
+        return name, other
+    own, theirs = settings.removesuffix(")").split(", "), others.removesuffix(")").split(", ")
+    return (
+        f"{name}({', '.join(x for x in own if x not in theirs)})",
+        f"{name}({', '.join(x for x in theirs if x not in own)})",
+    )
 
 
 def max_frame_bytes(algorithm: Algorithm, layout: Layout) -> int:

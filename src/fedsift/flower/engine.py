@@ -14,7 +14,7 @@ from fedsift.codec.errors import FrameError
 from fedsift.codec.limits import Limits
 from fedsift.engine.contract import Job, Missing, Received
 from fedsift.flower.arrays import arrays_from_vector
-from fedsift.flower.early import EarlyResults
+from fedsift.flower.early_results import EarlyResults
 from fedsift.flower.exchange import Exchange
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]

@@ -15,10 +15,15 @@ from fedsift.flower.protocol import MalformedReply, TrainReply, printable
 from fedsift.flower.pull import Pull, pull_function
 from fedsift.flower.requests import NodeStatus, RoundRequests
 from fedsift.flower.store import receipt_of
+from fedsift.flower.superlink import connected_nodes, push
 from fedsift.flower.watch import RunWatch
 
 POLL_SECONDS = 0.5
 """Seconds between two queries to the SuperLink."""
+NO_ARRAYS = "'arrays'"
+"""Part of the KeyError of a function that finds no arrays in the message."""
+NO_MOD = ": the ClientApp needs the mod fedsift.flower.sifted, ClientApp(mods=[sifted(algorithm)])"
+"""What such an app lacks."""
 
 
 def wait_for_nodes(
@@ -26,7 +31,7 @@ def wait_for_nodes(
 ) -> list[int]:
     """Wait for ``wanted`` nodes and return them; at the timeout, accept at least ``needed``."""
     deadline = time.monotonic() + seconds
-    while len(nodes := sorted(grid.get_node_ids())) < wanted and time.monotonic() < deadline:
+    while len(nodes := connected_nodes(grid)) < wanted and time.monotonic() < deadline:
         watch.waiting_for_nodes(len(nodes), wanted, deadline)
         time.sleep(POLL_SECONDS)
     if len(nodes) < needed:
@@ -111,10 +116,13 @@ class Exchange:
     def send(self, messages: Iterable[Message]) -> None:
         """Send messages, and record which node each was sent to."""
         sent = list(messages)
-        ids = self.grid.push_messages(sent)
-        recipients = {id: m.metadata.dst_node_id for id, m in zip(ids, sent, strict=True)}
-        self.recipients |= recipients
-        self.unanswered |= recipients.keys()
+        for id, message in zip(push(self.grid, sent), sent, strict=True):
+            node = message.metadata.dst_node_id
+            if id is None:
+                self.problems[node] = "the SuperLink did not accept the request to it"
+            else:
+                self.recipients[id] = node
+                self.unanswered.add(id)
 
     def result_in(self, message: Message) -> Received | Missing | None:
         """Return the result of a pending client; None if the message contains none.
@@ -158,7 +166,7 @@ class Exchange:
         nodes, client = self.requests.nodes, reply.client
         status = nodes.setdefault(node, NodeStatus())
         others = [n for n, other in nodes.items() if other.client == client and n != node]
-        is_taken = others and set(others) & set(self.grid.get_node_ids())
+        is_taken = others and set(others) & set(connected_nodes(self.grid))
         clients = len(self.requests.federation.task.clients)
         if is_taken or not 0 <= client < clients or status.client not in (None, client):
             raise MalformedReply(
@@ -180,7 +188,10 @@ class Exchange:
             if clients.get(node) == client:
                 return problem
         silent = {clients.get(self.recipients[id]) for id in self.unanswered}
-        return self.no_reply_reason if silent & {client, None} else "no node is this client"
+        if silent & {client, None}:
+            return self.no_reply_reason
+        first = "" if clients else next(iter(self.problems.values()), "")
+        return f"no node is this client; {first}" if first else "no node is this client"
 
     def problems_of_unknown_nodes(self) -> dict[str, str]:
         """Return the problems of nodes whose client is not known."""
@@ -192,7 +203,8 @@ def read_reply(message: Message) -> TrainReply:
     """Return the reply in a message, which may contain an error from Flower instead."""
     if message.has_error():
         error = message.error
-        raise MalformedReply(printable(f"Flower's error {error.code}: {error.reason}"))
+        advice = NO_MOD if NO_ARRAYS in str(error.reason) else ""
+        raise MalformedReply(printable(f"Flower's error {error.code}: {error.reason}") + advice)
     return TrainReply.from_records(message.content)
 
 

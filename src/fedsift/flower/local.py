@@ -29,7 +29,6 @@ OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
     "OMP_NUM_THREADS": "1",
 }
 """No telemetry and no installation; one thread per client, as several share the machine."""
@@ -44,13 +43,14 @@ class LocalFederation:
     """Starts the processes of a federation, and ends all of them at the end of the block.
 
     The SuperLink and each SuperNode have a SuperExec of fedsift's, which imports the modules
-    ``preload`` once for all messages.
+    ``preload`` once for all messages. Those of SuperNodes ask for work every ``poll`` seconds.
     """
 
     folder: Path
     env: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
     preload: Sequence[str] = ()
+    poll: float = 0.1
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     address: str = LOOPBACK
 
@@ -104,9 +104,13 @@ class LocalFederation:
              "--ssl-ca-certfile", str(self.folder / "ca.crt"),
              "--disable-runtime-dependency-installation", *self.with_own_superexec()],
         )  # fmt: skip
+        self.start_superlink_executor()
+        self.wait_until(lambda: is_listening(self.address, self.port), "superlink")
+
+    def start_superlink_executor(self) -> None:
+        """Start the SuperLink's SuperExec."""
         certificates = ["--root-certificates", str(self.folder / "ca.crt")]
         self.start_superexec("superlink", f"{self.address}:{self.port}", *certificates)
-        self.wait_until(lambda: is_listening(self.address, self.port), "superlink")
 
     def with_own_superexec(self) -> list[str]:
         """Return the options with which Flower leaves its SuperExec to us."""
@@ -120,7 +124,9 @@ class LocalFederation:
         secret = ["--superexec-auth-secret-file", str(self.secret)]
         parent = ["--parent-pid", str(self.processes[name].pid)]
         arguments = ["--runtime-api-address", address, *options, *parent, *secret]
-        self.start(f"{name}{EXECUTOR}", [*command, *preload, *arguments])
+        often = ["env", f"FLWR_SUPEREXEC_TASK_POLL_INTERVAL={self.poll}"]
+        within = [] if name == "superlink" else often  # a SuperLink starts one task per run
+        self.start(f"{name}{EXECUTOR}", [*command, *preload, *arguments], within)
 
     def register(self, names: Iterable[str]) -> dict[str, Path]:
         """Create and register a key for each SuperNode; return the keys' paths by name."""
@@ -266,10 +272,18 @@ def command(name: str) -> str:
 
 
 def free_port() -> int:
-    """Return a port on which no process listens."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+    """Return a port on which no process listens, and another one at each call."""
+    port = 0
+    while port in CHOSEN_PORTS:
+        with socket.socket() as probe:
+            probe.bind((LOOPBACK, 0))
+            port = int(probe.getsockname()[1])
+    CHOSEN_PORTS.add(port)
+    return port
+
+
+CHOSEN_PORTS = {0}
+"""Whoever asked for a port may not listen on it yet."""
 
 
 def is_listening(address: str, port: int) -> bool:

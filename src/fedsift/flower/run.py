@@ -26,6 +26,7 @@ from fedsift.flower.evaluation import (
 from fedsift.flower.exchange import Exchange, wait_for_nodes
 from fedsift.flower.metrics import metrics_text
 from fedsift.flower.requests import NodeStatus, RoundRequests
+from fedsift.flower.superlink import connected_nodes
 from fedsift.flower.watch import RunWatch
 from fedsift.report.html import report_on
 from fedsift.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -88,6 +89,7 @@ class DeployedRun:
         history = rewind(folder, checkpoint.snapshot.round)
         model = federation.model_weights(checkpoint.snapshot)
         engine.result.arrays = arrays_from_vector(federation.task.layout, model)
+        restore_metrics(engine.result, history)
         return cls(
             folder, folder.config(), federation, engine, uploads, checkpoint, history,
             timeout, wait, min_nodes,
@@ -129,14 +131,13 @@ class DeployedRun:
         self.record, self.evaluation = record, None
         merged = {n: x for n, x in exchange.metrics.items() if str(n) not in record["problems"]}
         means, _ = weighted_means(merged, self.federation)
-        metrics = {k: v for k, v in record.items() if isinstance(v, int | float)}
-        return self.result.arrays, MetricRecord({**metrics, **means})
+        return self.result.arrays, MetricRecord({**numbers_of(record), **means})
 
     def start_evaluation(
         self, fraction: float, least: int, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return the messages that ask clients to evaluate the model of the round."""
-        connected = grid.get_node_ids() if fraction else ()
+        connected = connected_nodes(grid) if fraction else ()
         seed, round = self.federation.task.seed, self.snapshot.round
         nodes = evaluating_nodes(self.nodes, connected, fraction, least, seed, round)
         requests = self.requests(EvaluateRequests, config)
@@ -175,6 +176,24 @@ class DeployedRun:
         self.folder.write_summary(summary)
         report_on([self.folder.path], self.folder.report_file)
         log(INFO, "report: %s", self.folder.report_file.absolute())
+
+
+def numbers_of(record: Mapping[str, object]) -> dict[str, int | float]:
+    """Return what is a number in a round's metrics."""
+    return {key: x for key, x in record.items() if isinstance(x, int | float)}
+
+
+def restore_metrics(result: Result, history: Iterable[Record]) -> None:
+    """Add the metrics of the rounds of an earlier process, as far as the folder has them."""
+    for record in history:
+        round, numbers = int(record["round"]), numbers_of(record)
+        result.train_metrics_clientapp[round] = MetricRecord({**numbers})
+        evaluation = record.get("evaluation") or {"clients": 0}
+        if evaluation["clients"]:
+            result.evaluate_metrics_clientapp[round] = MetricRecord(evaluation["metrics"])
+        measured = MetricRecord({k: x for k, x in numbers.items() if k in ("accuracy", "loss")})
+        if measured:
+            result.evaluate_metrics_serverapp[round] = measured
 
 
 def log_round(record: Record) -> None:

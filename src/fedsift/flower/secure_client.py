@@ -32,12 +32,19 @@ from fedsift.flower.protocol import (
 from fedsift.privacy.secure import Refusal, SecureSettings
 from fedsift.privacy.secure.client import SecureClient
 from fedsift.privacy.secure.exchange import reply_of
+from fedsift.privacy.secure.hashing import digest
 from fedsift.privacy.secure.messages import Reader, SecureStage
 from fedsift.privacy.secure.refusal import require
 from fedsift.privacy.secure.storage import client_from_json, client_to_json
 from fedsift.runs.disk import replace_file
 
 SECURE_RECORD = "fedsift-secure"
+MAX_SPENT = 10_000
+"""The most digests that a client keeps of values that were in a sum."""
+SPENT = (
+    "these values were in the sum of an earlier session of the server: a second sum, over other "
+    "clients, would reveal their difference. Continue with the next round, or change the seed"
+)
 
 
 @dataclass(frozen=True)
@@ -102,13 +109,18 @@ class SecureReply:
 
 @dataclass(frozen=True)
 class SecureFile:
-    """A client's file of secure aggregation: the values of its last round, and its keys."""
+    """A client's file of secure aggregation: the values of its last round, and its keys.
+
+    ``spent`` are digests of values that were in a sum. They outlast a session, so that a server
+    cannot get a second sum of the same values, over other clients, in a new session.
+    """
 
     path: Path
     round: int = 0
     weight: int = 0
     codes: bytes = b""
     client: SecureClient | None = None
+    spent: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, folder: Path) -> SecureFile:
@@ -119,8 +131,8 @@ class SecureFile:
         except (OSError, ValueError):
             return cls(path)
         client = None if found["client"] is None else client_from_json(found["client"])
-        codes = bytes.fromhex(found["codes"])
-        return cls(path, found["round"], found["weight"], codes, client)
+        codes, spent = bytes.fromhex(found["codes"]), tuple(found.get("spent", ()))
+        return cls(path, found["round"], found["weight"], codes, client, spent)
 
     def save(self) -> None:
         """Replace the file; only its owner may read it."""
@@ -132,10 +144,15 @@ class SecureFile:
                 "weight": self.weight,
                 "codes": self.codes.hex(),
                 "client": None if self.client is None else client_to_json(self.client),
+                "spent": self.spent,
             }
             replace_file(self.path, json.dumps(content).encode())
         finally:
             os.umask(before)
+
+    def digest_in(self, run: bytes) -> str:
+        """Return a digest of the values of this round of a run."""
+        return digest("values", run, self.round, self.codes).hex()
 
 
 def without_summed(
@@ -165,9 +182,13 @@ def answer_query(
         if party is None or party.run != run:
             raise Refusal("this client has no keys for this session of the server")
         codes: Codes = np.frombuffer(file.codes, np.int8)
+        values = file.digest_in(query.run)
+        is_spent = header.stage is SecureStage.MASKED and codes.any() and values in file.spent
+        require(not is_spent, SPENT)
         reply = reply_of(party, header.stage, query.request, partial_codes(codes))
     except Refusal as problem:
         log(ERROR, "client %s refused the server's query: %s", client, problem)
         return SecureReply(client, reason=str(problem))
-    replace(file, client=party).save()
+    spent = (*file.spent, values) if header.stage is SecureStage.REVEAL else file.spent
+    replace(file, client=party, spent=spent[-MAX_SPENT:]).save()
     return SecureReply(client, reply)

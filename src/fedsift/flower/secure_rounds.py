@@ -24,6 +24,7 @@ from fedsift.flower.protocol import MalformedReply, printable
 from fedsift.flower.pull import Pull, pull_function
 from fedsift.flower.requests import GRACE_SECONDS
 from fedsift.flower.secure_client import SecureQuery, SecureReply
+from fedsift.flower.superlink import connected_nodes, push
 from fedsift.privacy.secure import SecureSettings, SecureSumStopped
 from fedsift.privacy.secure.exchange import StageBytes, run_exchange
 from fedsift.privacy.secure.server import Replies, Request, SecureServer, SecureSum
@@ -61,6 +62,9 @@ class RemoteSecureRounds:
                     inbox.take_checked([upload])
                 else:
                     uploads[reply.client] = upload
+        if not job.phase.summed:
+            inbox.take_checked(uploads.values())
+            return SecureTraffic()
         sizes = StageBytes()
         total = self.sum_round(job, uploads, sizes)
         inbox.take_checked(x for client, x in uploads.items() if client in total.weights)
@@ -78,7 +82,7 @@ class RemoteSecureRounds:
         layout, roles = self.federation.task.layout, job.phase.summed
         n = sum(layout.length(role) for role in roles)
         zeros = Update(self.federation.parts_of_zeros(job), (1.0,))
-        largest = codes_of(zeros, roles)[2]
+        largest = job.phase.largest or codes_of(zeros, roles)[2]
         absent = [client for client in job.cohort if client not in uploads]
         queries = SecureQueries(
             self.federation.engine.current,  # type: ignore[attr-defined]
@@ -111,7 +115,7 @@ class SecureQueries:
     def ask(self, request: Request) -> Replies:
         """Return the replies that arrive in time."""
         seconds = min(self.exchange.requests.seconds, QUERY_SECONDS)
-        connected = set(self.exchange.grid.get_node_ids())
+        connected = set(connected_nodes(self.exchange.grid))
         nodes = {
             status.client: node
             for node, status in self.exchange.requests.nodes.items()
@@ -122,7 +126,8 @@ class SecureQueries:
             for client, node in nodes.items()
             if client is not None
         ]
-        waiting = dict(zip(self.exchange.grid.push_messages(sent), nodes, strict=True))
+        ids = push(self.exchange.grid, sent)
+        waiting = {id: client for id, client in zip(ids, nodes, strict=True) if id is not None}
         replies: dict[int, bytes] = {}
         deadline = time.monotonic() + seconds
         while waiting:

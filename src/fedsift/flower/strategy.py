@@ -235,6 +235,8 @@ class FedSift(Strategy):
             with metrics_server(self.metrics_port, run.metrics), run.watch.until_end():
                 if run.snapshot.round == 0:
                     run.engine.evaluate_arrays(0, initial_arrays)
+                if run.snapshot.round >= num_rounds:
+                    log(INFO, "this run is finished: to train again, choose another folder")
                 while run.snapshot.round < num_rounds:
                     log(INFO, "[ROUND %s/%s]", run.snapshot.round + 1, num_rounds)
                     self.run_round(run, train_config, evaluate_config, grid)

@@ -11,16 +11,18 @@ to the fork server through a pipe. If the fork server is gone, tasks start as Fl
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from logging import WARNING
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from flwr.supercore import log
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
@@ -55,7 +57,7 @@ def run_superexec(arguments: Sequence[str], preload: Iterable[str] = ()) -> None
         with open(read, "rb") as orders:
             order = fork_per_order(orders)
         if order is not None:
-            run_task(order)
+            end_process(run_task(order))
         return
     os.close(read)
     executor = ForkExecutor(write)
@@ -126,8 +128,8 @@ def fork_per_order(orders: BinaryIO) -> bytes | None:
     return None
 
 
-def run_task(order: bytes) -> None:
-    """Run a task in this process, as its command would."""
+def run_task(order: bytes) -> int:
+    """Run a task in this process, as its command would, and return its exit code."""
     import numpy as np
 
     task = json.loads(order)
@@ -139,4 +141,21 @@ def run_task(order: bytes) -> None:
     np.random.seed()  # noqa: NPY002 (otherwise, all children would draw the same numbers)
     sys.argv = [TASK_TYPE_TO_COMMAND[task_type], *task["arguments"]]
     module, function = ENTRY_POINTS[task_type]
-    getattr(import_module(module), function)()
+    try:
+        getattr(import_module(module), function)()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def end_process(code: int) -> NoReturn:
+    """End a forked process without destroying the modules that it inherited.
+
+    Destroying them takes 0.2 s of CPU time, most of what a small task needs. As at every exit,
+    threads are waited for and the functions registered with :mod:`atexit` are called.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -86,8 +86,7 @@ class RunWatch:
         try:
             yield
         except BaseException as problem:
-            reason = " ".join(f"{type(problem).__name__}: {problem}".split())
-            self._update(phase="stopped", reason=reason.removesuffix(":"), deadline=None)
+            self._update(phase="stopped", reason=reason_of(problem), deadline=None)
             raise
         self._update(phase="finished", deadline=None, estimated_end=None)
 
@@ -119,6 +118,17 @@ class RunWatch:
             return False
         self.logged_at = now
         return True
+
+
+def reason_of(problem: BaseException) -> str:
+    """Return why a run stopped, on one line.
+
+    >>> reason_of(ValueError("no space left")), reason_of(SystemExit(0))
+    ('ValueError: no space left', 'the server was told to end')
+    """
+    if isinstance(problem, SystemExit):  # what Flower makes of signals, and of a lost SuperLink
+        return "the server was told to end"
+    return " ".join(f"{type(problem).__name__}: {problem}".split()).removesuffix(":")
 
 
 def of_record(record: Record, before: Record | None, rounds: int) -> dict[str, Any]:

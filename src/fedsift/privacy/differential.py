@@ -24,6 +24,7 @@ from fedsift.algorithms.method import Algorithm, example_message
 from fedsift.codec.update import CodedValues, Part, Parts, Role
 from fedsift.errors import ConfigError
 from fedsift.privacy.accounting import epsilon_after, noise_for, require_dp_accounting
+from fedsift.privacy.distributed import DistributedNoise
 from fedsift.seeding import stream
 from fedsift.vector import State
 
@@ -90,13 +91,16 @@ class DifferentialPrivacy:
             return self
         return replace(self, noise=noise_for(self.epsilon, self.delta, rate, rounds))
 
+    def distributed(self, fewest: int, most: int, values: int) -> DistributedNoise:
+        """Return the noise that each client adds to its values of a secure sum.
+
+        A sum has from ``fewest`` to ``most`` clients.
+        """
+        return DistributedNoise(self.bound("p"), self.multiplier, fewest, most, values)
+
     def spent(self, rounds: int, rate: float) -> float:
         """Return ε after some rounds."""
         return epsilon_after(rounds, self.multiplier, rate, self.delta)
-
-    def is_exceeded_by(self, rounds: int, rate: float) -> bool:
-        """Whether some rounds cost more than the budget."""
-        return self.epsilon is not None and self.spent(rounds, rate) > self.epsilon
 
     @property
     def multiplier(self) -> float:
@@ -188,6 +192,11 @@ def private_roles(algorithm: Algorithm, privacy: DifferentialPrivacy) -> tuple[R
     if not roles:
         raise not_private(algorithm.name, "its messages depend on the model")
     if any(part.indices is not None for part in parts):
+        if "nominate" in algorithm.settings:
+            raise ConfigError(
+                f"{algorithm.name} cannot be private while its clients name coordinates: set "
+                "nominate to false"
+            )
         raise not_private(algorithm.name, "its clients choose which coordinates they send")
     for role in roles:
         if role not in CLIPPED:

@@ -42,7 +42,7 @@ def round_progress(
     """
     console = Console(stderr=True)
     if console.is_jupyter:
-        return notebook_bar(name, rounds)
+        return notebook_bar(name, rounds, finished)
     if console.is_terminal:
         return terminal_bar(name, rounds, finished, note)
     return lines(name, rounds, lines_to)
@@ -83,24 +83,25 @@ def terminal_bar(name: str, rounds: int, finished: int, note: Note) -> Iterator[
 
 
 @contextmanager
-def notebook_bar(name: str, rounds: int) -> Iterator[Show]:
+def notebook_bar(name: str, rounds: int, finished: int = 0) -> Iterator[Show]:
     """Show a bar below the notebook's cell with the line of the last round."""
-    from IPython.display import HTML, display
+    from IPython.display import display
 
-    handle = display(HTML(bar_html(name, 0, rounds)), display_id=True)
+    handle = display(bar_formats(name, finished, rounds), raw=True, display_id=True)
 
     def show(record: Mapping[str, Any]) -> None:
         text = round_line(name, record, rounds)
-        handle.update(HTML(bar_html(text, record["round"], rounds)))
+        handle.update(bar_formats(text, record["round"], rounds), raw=True)
 
     with notices():
         yield show
 
 
-def bar_html(text: str, completed: int, rounds: int) -> str:
-    """Return a bar and its text as HTML.
+def bar_formats(text: str, completed: int, rounds: int) -> dict[str, str]:
+    """Return a bar and its text as HTML, and the text alone for viewers that show no HTML.
 
-    >>> bar_html("sift <1>", 1, 3)
+    >>> bar_formats("sift <1>", 1, 3)["text/html"]
     '<progress value="1" max="3"></progress> sift &lt;1&gt;'
     """
-    return f'<progress value="{completed}" max="{rounds}"></progress> {html.escape(text)}'
+    bar = f'<progress value="{completed}" max="{rounds}"></progress>'
+    return {"text/html": f"{bar} {html.escape(text)}", "text/plain": text}

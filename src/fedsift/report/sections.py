@@ -11,8 +11,8 @@ from fedsift.report.clients import by_client
 from fedsift.report.collect import ReportedRun
 from fedsift.report.comparisons import Comparison, arrange, likely_target, ranked
 from fedsift.report.curves import by_rounds, by_traffic
-from fedsift.report.sent import bytes_by_part, labels, magnitudes, overlap, pairs
 from fedsift.report.tables import Table
+from fedsift.report.upload_charts import bytes_by_part, labels, magnitudes, overlap, pairs
 
 FIGURES = (by_traffic, by_rounds, by_client, bytes_by_part, overlap, magnitudes, pairs, labels)
 """Functions that make the figures, in the page's order; figures without views are omitted."""

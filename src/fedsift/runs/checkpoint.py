@@ -22,7 +22,7 @@ from fedsift.federation.snapshot import Snapshot, Traffic
 from fedsift.runs.config import MAY_CHANGE, Config, read_values
 from fedsift.runs.disk import CorruptFile, flush_to_disk, load_tensors, save_tensors
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.kept import keep_checkpoint, kept_checkpoints
+from fedsift.runs.kept_checkpoints import keep_checkpoint, kept_checkpoints, rollback_command
 from fedsift.runs.records import line_digests
 from fedsift.vector import Layout, State
 
@@ -86,7 +86,9 @@ def load_checkpoint(folder: RunFolder, federation: Federation, device: str) -> C
     try:
         about, tensors = load_tensors(folder.checkpoint_file, device)
     except CorruptFile as problem:
-        raise ConfigError(str(problem)) from None
+        command = rollback_command(folder)
+        advice = f"; to return to an earlier round: {command}" if command else ""
+        raise ConfigError(f"{problem}{advice}") from None
     for mismatch in mismatches(folder, config, federation, about):
         raise ConfigError(mismatch)
     try:

@@ -116,7 +116,9 @@ class RunConfig:
         weights = config.chosen_weights() or algorithm.weights
         if (privacy := config.privacy) is None:
             return replace(config, weights=weights)
-        calibrated = privacy.calibrated(config.participation, config.rounds)
+        calibrated = privacy.calibrated(
+            1.0 if config.secure else config.participation, config.rounds
+        )
         return replace(config, weights="equal", dp_noise=calibrated.multiplier)
 
     def check_names(self) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedsift.errors import ConfigError
 from fedsift.runs.disk import read_metadata, replace_file
-from fedsift.runs.kept import forget_checkpoints
+from fedsift.runs.kept_checkpoints import forget_checkpoints
 from fedsift.simulation import Record
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from fedsift.errors import ConfigError
 from fedsift.runs.checkpoint import load_memories
 from fedsift.runs.disk import CorruptFile, load_tensors
 from fedsift.runs.folder import RunFolder
-from fedsift.runs.kept import kept_checkpoints, replace_by_link
+from fedsift.runs.kept_checkpoints import kept_checkpoints, replace_by_link
 from fedsift.runs.records import check_digest, rewind
 
 

@@ -20,6 +20,7 @@ from fedsift.engine.evaluation import Evaluate, Evaluation, Metric
 from fedsift.engine.gpu.stacked import PRECISIONS
 from fedsift.federation.cohort import check_cohort, cohort_size
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
+from fedsift.federation.private_rounds import distributed_noise
 from fedsift.federation.round import Federation
 from fedsift.privacy.differential import DifferentialPrivacy, private_roles
 from fedsift.privacy.robust import Aggregation, check_aggregation
@@ -55,6 +56,14 @@ class Options:
     client_tests: Sequence[Any] | str | None = None
     privacy: DifferentialPrivacy | None = None
     secure: bool | SecureSettings = False
+
+    @property
+    def sampling_rate(self) -> float:
+        """The probability with which a client takes part in a private round, for who sees the sums.
+
+        With secure aggregation this is the server, which knows who takes part.
+        """
+        return 1.0 if self.secure else self.participation
 
     def check(self, clients: int) -> None:
         """Check that every option is valid for this number of clients."""
@@ -121,7 +130,7 @@ def prepare(
     task = replace(task, layout=algorithm.layout_for(layout))
     evaluation = evaluation_of(options, task)
     evaluation.check(task)
-    return Federation(
+    federation = Federation(
         task,
         algorithm,
         engine_for(task, algorithm, options.precision),
@@ -136,6 +145,8 @@ def prepare(
         aggregation=options.aggregation,
         secure=secure,
     )
+    distributed_noise(federation)  # refuses noise that whole numbers cannot have
+    return federation
 
 
 def secure_settings(
@@ -145,11 +156,6 @@ def secure_settings(
     if (settings := settings_from(options.secure)) is None:
         return None
     check_can_be_secure(algorithm)
-    if options.privacy:
-        raise ValueError(
-            "secure aggregation hides the updates that differential privacy clips on the server: "
-            "choose one of the two"
-        )
     if layout.buffers and options.buffers == "average":
         raise ValueError(
             'buffers="average" sends each client\'s running statistics in the clear: with secure '

@@ -26,7 +26,7 @@ from fedsift.task.samples import (
     seeded_random,
     select_rows,
 )
-from fedsift.task.task import Task, all_finite, has_statistics
+from fedsift.task.task import Loss, Task, all_finite, has_statistics
 
 
 def check_model(model: nn.Module) -> None:
@@ -178,7 +178,37 @@ def _try_samples(owner: str, task: Task, samples: Pair, model: nn.Module) -> tup
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f"the loss must return a tensor with a single number, got {got}")
+    if isinstance(output, Tensor) and isinstance(y, Tensor):
+        _check_broadcasting(owner, task.loss, output.detach(), y)
     return output, loss
+
+
+def _check_broadcasting(owner: str, loss: Loss, output: Tensor, y: Tensor) -> None:
+    """Raise ValueError if the loss compares each output with the label of every sample.
+
+    In ``(output - y) ** 2``, shapes (n, 1) and (n,) give (n, n). The value of such a loss does not
+    depend on which label belongs to which sample, until both shapes are equal.
+    """
+    row = torch.Size([len(y)])
+    if {output.shape, y.shape} != {row, torch.Size([len(y), 1])}:
+        return
+    number = torch.arange(len(y), device=y.device)
+    outputs, labels = output.view(row) + number, y.view(row)
+    labels = labels if len(set(labels.tolist())) > 1 else labels + number
+
+    def depends_on_order(*shapes: torch.Size) -> bool:
+        given, one = outputs.view(shapes[0]), labels.view(shapes[1])
+        return not torch.isclose(loss(given, one), loss(given, one.flip(0)), rtol=1e-4)
+
+    try:
+        mixes = not depends_on_order(output.shape, y.shape) and depends_on_order(row, row)
+    except Exception:  # the loss needs the shapes and values that it was given
+        return
+    if mixes:
+        raise ValueError(
+            f"the loss compares each output with the labels of all samples of {owner}: the output "
+            f"has shape {tuple(output.shape)}, y has shape {tuple(y.shape)}; give both the same"
+        )
 
 
 def _hint_about_samples(task: Task, x: Tree) -> str:

@@ -115,6 +115,7 @@ class RecordedNetwork:
     def __init__(self, stages: Sequence[Stage], shape: Sequence[int], batch: int) -> None:
         self.forward: list[Call] = []
         self.backward: list[Call] = []
+        self.gather, self.cross_entropy = map(native.kernel, ("gather", "cross_entropy"))
         channels, rows, columns = (1, 1, math.prod(shape)) if stages[0].is_linear else shape
         self.images, self.loss = torch.empty(rows, channels, columns, batch), torch.empty(1)
         self.last = Value(self.images, torch.empty(0, batch))
@@ -126,12 +127,12 @@ class RecordedNetwork:
 
         Returns None if a label is not a class.
         """
-        native.kernel("gather")(data, rows, self.images, *self.images.shape)
+        self.gather(data, rows, self.images, *self.images.shape)
         for call in self.forward:
             call()
         y, y_gradient = self.last
         sizes = y.shape[1], y.shape[3]
-        native.kernel("cross_entropy")(y, labels, rows, y_gradient, self.loss, *sizes)
+        self.cross_entropy(y, labels, rows, y_gradient, self.loss, *sizes)
         if (loss := float(self.loss)) < 0:
             return None
         for call in self.backward:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from multiprocessing import connection, get_context
@@ -21,10 +22,15 @@ from fedsift.engine.processes.worker import close_all, run_worker
 from fedsift.errors import WorkerDied
 from fedsift.task import Task
 
+LOGGER = logging.getLogger("fedsift")
 CHECK_SECONDS = 5.0
 """Without a reply for this long, the pool checks whether a worker is stopped."""
 STOPPED_SECONDS = 15.0
 """A worker that stays stopped (SIGSTOP) for this long is reported as lost."""
+SILENT_SECONDS = 300.0
+"""Workers that are silent for this long, and much longer than before, are named in a warning."""
+SILENT_RATIO = 10
+"""How much longer."""
 
 
 class WorkerPool:
@@ -33,6 +39,7 @@ class WorkerPool:
     def __init__(self, size: int, task: Task, algorithm: Algorithm) -> None:
         self.processes: dict[Connection, BaseProcess] = {}
         self.busy: dict[Connection, int] = {}
+        self.longest_wait = 0.0
         weakref.finalize(self, end_all, self.processes)
         context = get_context("fork")
         # Linux signals the end of the thread that forked. If that is not the main thread, it may
@@ -95,9 +102,14 @@ class WorkerPool:
 
     def _wait(self, pipes: Iterable[Connection]) -> list[Connection]:
         """Wait until there is a reply, and return the pipes that have one."""
+        began, patience = time.monotonic(), max(SILENT_SECONDS, SILENT_RATIO * self.longest_wait)
         while not (readable := connection.wait(list(pipes), timeout=CHECK_SECONDS)):
             for pipe in pipes:
                 wait_while_stopped(self.processes[pipe])
+            if time.monotonic() - began > patience:
+                warn_of_silence([self.processes[pipe] for pipe in pipes], patience)
+                patience *= SILENT_RATIO
+        self.longest_wait = max(self.longest_wait, time.monotonic() - began)
         return [pipe for pipe in readable if isinstance(pipe, Connection)]
 
     def _send(self, pipe: Connection, message: Message) -> None:
@@ -138,6 +150,15 @@ def death_message(process: BaseProcess) -> str:
     if code is not None and code < 0:
         return f"{name} was ended by {signal.Signals(-code).name}"
     return f"{name} ended unexpectedly with exit code {code}"
+
+
+def warn_of_silence(processes: Sequence[BaseProcess], seconds: float) -> None:
+    """Warn that processes have not replied, although none of them has ended or is stopped."""
+    names = " and ".join(f"process {process.pid}" for process in processes)
+    LOGGER.warning(
+        "no reply from worker %s for %.0f s: training may be stuck there (py-spy dump --pid %s "
+        "shows where); Ctrl-C ends the run", names, seconds, processes[0].pid,
+    )  # fmt: skip
 
 
 def wait_while_stopped(process: BaseProcess) -> None:

@@ -13,6 +13,7 @@ class Member:
 
     ``waiting`` holds encrypted shares for it, by sender, until it has received them.
     ``roster`` is the group for which it has shared its key; empty if it must share a new one.
+    ``forgotten`` are the neighbors that no longer have their share.
     """
 
     public: bytes
@@ -21,6 +22,7 @@ class Member:
     roster: bytes = b""
     knows: set[int] = field(default_factory=set)
     waiting: dict[int, bytes] = field(default_factory=dict)
+    forgotten: set[int] = field(default_factory=set)
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """The client's side of the protocol: what it sends, and what it refuses.
 
 A client never helps to remove both the pairwise masks and the self masks of another client, whoever
-asks: see :meth:`SecureClient.consent` and :meth:`SecureClient.recover`.
+asks: see :meth:`SecureClient.consent` and :meth:`SecureClient.recover`. Keys of self masks that
+could open more than one masked vector are not used again: see :meth:`SecureClient.mask`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
+from fedsift.codec.header import varint
 from fedsift.privacy.secure.graph import neighbors_of
 from fedsift.privacy.secure.hashing import digest
 from fedsift.privacy.secure.integers import MAX_BITS, Integers, pack_words, to_words, word_type
-from fedsift.privacy.secure.messages import MessageHeader, Reader, SecureStage, bitmap, varint
+from fedsift.privacy.secure.messages import MessageHeader, Reader, SecureStage, bitmap
 from fedsift.privacy.secure.primitives import (
     KEY_BYTES,
     PUBLIC_BYTES,
@@ -51,6 +53,11 @@ class Peer:
     is_opened: bool = False
     is_dropped: bool = False
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether the peer must share a new key before this client masks with it again."""
+        return self.is_opened or self.is_dropped
+
 
 @dataclass
 class Group:
@@ -78,7 +85,8 @@ class Current:
 class SecureClient:
     """One client. Its private keys never leave it; ``weight`` is its weight in the sum.
 
-    ``public`` are the public keys of the clients that it knows. Once known, they never change. Each
+    ``public`` are the public keys of the clients that it knows. Once known, they never change.
+    ``is_pending``: it has masked values with its current key, and not revealed that mask. Each
     method takes a request of the server and returns the reply, or raises :class:`Refusal`.
     """
 
@@ -90,6 +98,7 @@ class SecureClient:
     signing_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     generation: int = 0
     master: bytes = b""
+    is_pending: bool = False
     group: Group = field(default_factory=Group)
     public: dict[int, bytes] = field(default_factory=dict)
     peers: dict[int, Peer] = field(default_factory=dict)
@@ -113,7 +122,7 @@ class SecureClient:
         header = _header_of(reader, SecureStage.SHARES)
         self._join_group(reader)
         self.generation += 1
-        self.master = secrets.token_bytes(KEY_BYTES)
+        self.master, self.is_pending = secrets.token_bytes(KEY_BYTES), False
         neighbors = self.group.neighbors
         shares = split_secret(self.master, self.group.settings.threshold, len(neighbors))
         sealed = (self._seal_share(v, share) for v, share in zip(neighbors, shares, strict=True))
@@ -124,14 +133,21 @@ class SecureClient:
 
         The codes are whole numbers; they are multiplied by the client's weight, divided by the
         unit in which the server counts weights.
+
+        All self masks of a client derive from one key, which its neighbors can restore. That key
+        must never open a masked vector of an attempt that this client left without a sum. So a
+        client that did not reveal its last mask needs a new key, and forgets the shares of those it
+        masked with. It also needs new keys of neighbors whose shares or masks it gave away.
         """
         reader = Reader(request)
         header = _header_of(reader, SecureStage.MASKED)
         self._check_is_new(header)
+        self._leave_attempt()
         cohort = reader.chosen(self.group.members)
         bits, unit = reader.varint(), reader.varint()
         self._store_shares(reader)
         self._check_quorum(cohort)
+        self._check_keys(cohort)
         weighted = codes * self._weight_in(unit)
         require(1 < bits <= MAX_BITS, f"{bits} bits per value are not possible")
         fits = not codes.size or int(abs(weighted).max()) < 2 ** (bits - 1)
@@ -139,8 +155,8 @@ class SecureClient:
         self_key = self._self_key(header.round, header.attempt)
         self.current = Current(header.round, header.attempt, cohort, self_key)
         words = to_words(weighted, bits).astype(word_type(bits))
-        partners = [v for v in self.group.neighbors if v in set(cohort)]
-        keys = {v: self._pair_key(v) for v in partners}
+        self.is_pending = True
+        keys = {v: self._pair_key(v) for v in self._partners()}
         added = [self_key, *(key for v, key in keys.items() if v > self.client)]
         add_masks(words, added, [key for v, key in keys.items() if v < self.client])
         return bytes(header) + pack_words(words, bits)
@@ -189,7 +205,7 @@ class SecureClient:
             is_valid = v in self.current.survivors and is_signed(key, signature, self._view())
             require(is_valid, f"client {v} has not signed the same set of clients")
         reader.end()
-        self.revealed_round = self.current.round
+        self.revealed_round, self.is_pending = self.current.round, False
         return bytes(self._header(SecureStage.REVEAL)) + self.current.self_key
 
     def recover(self, request: bytes) -> bytes:
@@ -213,6 +229,7 @@ class SecureClient:
 
     def _join_group(self, reader: Reader) -> None:
         """Read the clients of the next rounds, and the public keys of those not yet known."""
+        self._leave_attempt()
         members, known = reader.clients(), dict(self.public)
         require(self.client in members, "the group does not include this client")
         for v in reader.clients():
@@ -269,6 +286,22 @@ class SecureClient:
         present = sum(v in set(clients) for v in self.group.neighbors)
         least = self.group.settings.threshold
         require(present >= least, f"{present} neighbors take part, but {least} are needed")
+
+    def _leave_attempt(self) -> None:
+        """Forget shares that could open masked vectors of an attempt without a sum."""
+        for v in self._partners() if self.is_pending else []:
+            self.peers[v].share = b""
+
+    def _check_keys(self, cohort: tuple[int, ...]) -> None:
+        """Refuse to mask with keys of self masks that may open an earlier masked vector."""
+        require(not self.is_pending, "this client must share a new key first")
+        spent = [v for v in self.group.neighbors if v in set(cohort) and self.peers[v].is_spent]
+        require(not spent, f"clients {spent} must share new keys first")
+
+    def _partners(self) -> list[int]:
+        """Return the neighbors with which this client masks in the current attempt."""
+        cohort = set(self.current.cohort)
+        return [v for v in self.group.neighbors if v in cohort]
 
     def _weight_in(self, unit: int) -> int:
         is_whole = unit > 0 and self.weight % unit == 0

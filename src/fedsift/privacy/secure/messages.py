@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from fedsift.codec.header import varint
 from fedsift.privacy.secure.refusal import require
 
 MAX_CLIENTS = 2**20
@@ -42,19 +43,6 @@ class MessageHeader:
 
     def __bytes__(self) -> bytes:
         return bytes([self.stage]) + varint(self.round) + varint(self.attempt)
-
-
-def varint(number: int) -> bytes:
-    """Return a number in groups of seven bits, lowest first.
-
-    >>> varint(300).hex()
-    'ac02'
-    """
-    found = bytearray()
-    while number > 127:
-        found.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*found, number])
 
 
 def bitmap(chosen: Collection[int], among: Sequence[int]) -> bytes:

@@ -14,6 +14,7 @@ from math import gcd
 
 import numpy as np
 
+from fedsift.codec.header import varint
 from fedsift.privacy.secure.attempt import Attempt, Member
 from fedsift.privacy.secure.client import (
     SEALED_BYTES,
@@ -37,7 +38,6 @@ from fedsift.privacy.secure.messages import (
     SecureStage,
     bitmap,
     client_list,
-    varint,
 )
 from fedsift.privacy.secure.primitives import (
     KEY_BYTES,
@@ -118,17 +118,48 @@ class SecureServer:
         present = [u for u in self.group.members if u not in absent]
         ready = [u for u in present if self.members[u].roster == self.group.roster]
         attempt = self._attempt(self.first_attempt, ready, largest)
+        try:
+            attempt = yield from self._completed(attempt, n, largest)
+        except SecureSumStopped:
+            self._require_new_keys(self.group.members)
+            raise
+        total = from_words(self._unmasked(attempt), attempt.bits) * attempt.unit
+        weights = {u: self.members[u].weight for u in attempt.survivors}
+        return SecureSum(total, weights, self.problems)
+
+    def _completed(
+        self, attempt: Attempt, n: int, largest: int
+    ) -> Generator[Request, Replies, Attempt]:
+        """Return an attempt with all that unmasks its sum: this one, or one after it."""
         while True:
             yield from self._collect_masked(attempt, n)
             yield from self._collect_consents(attempt)
             if not attempt.lost or len(attempt.signatures) == len(attempt.survivors):
                 break
-            attempt = self._attempt(attempt.number + 1, list(attempt.signatures), largest)
+            self._require_new_keys(attempt.cohort)
+            yield from self._collect_shares(set(attempt.cohort).difference(attempt.signatures))
+            ready = [u for u in attempt.signatures if self.members[u].roster]
+            attempt = self._attempt(attempt.number + 1, ready, largest)
         yield from self._collect_self_keys(attempt)
+        left = set(attempt.cohort).difference(attempt.self_keys)
         yield from self._recover_self_keys(attempt)
-        total = from_words(self._unmasked(attempt), attempt.bits) * attempt.unit
-        weights = {u: self.members[u].weight for u in attempt.survivors}
-        return SecureSum(total, weights, self.problems)
+        self._replace_forgotten_shares(left)
+        return attempt
+
+    def _replace_forgotten_shares(self, left: Iterable[int]) -> None:
+        """Have clients share new keys if too many neighbors have left an attempt, and forgotten."""
+        for v in left:
+            for u in self.edges[v]:
+                member = self.members[u]
+                member.forgotten.add(v)
+                holders = len(self.edges[u]) - len(member.forgotten)
+                if 2 * holders < len(self.edges[u]) + self.group.settings.threshold:
+                    member.roster = b""
+
+    def _require_new_keys(self, clients: Iterable[int]) -> None:
+        """Have clients share new keys before they mask again: they have masked without a sum."""
+        for u in clients:
+            self.members[u].roster = b""
 
     def _collect_keys(self, cohort: Sequence[int]) -> Generator[Request, Replies, None]:
         """Get the public keys of clients that have not sent them."""
@@ -189,6 +220,7 @@ class SecureServer:
         for v, share in zip(receivers, sealed, strict=True):
             self.members[v].waiting[u] = varint(u) + varint(generation) + share
         member.generation, member.roster = generation, self.group.roster
+        member.forgotten.clear()
         member.knows.update(self.group.members)
 
     def _attempt(self, number: int, cohort: list[int], largest: int) -> Attempt:

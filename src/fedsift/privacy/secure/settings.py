@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from fedsift.algorithms.method import Algorithm
+from fedsift.codec.update import Role
 from fedsift.privacy.secure.graph import default_neighbors
 
 MIN_CLIENTS = 3
@@ -18,20 +19,26 @@ class SecureSettings:
 
     ``neighbors`` is the number of clients with which each client masks and shares its key; 0 takes
     the number of ``graph.default_neighbors``. ``threshold`` of them restore the key of a client
-    that was lost, and must agree on the clients in the sum; 0 takes three fifths plus one.
+    that was lost, and must agree on the clients in the sum; 0 takes three fifths plus one. A client
+    refuses a round with fewer than ``min_clients`` clients: a server that chose two of its own for
+    a round of three would see the third one's values.
 
     >>> SecureSettings().resolved(clients=20)
-    SecureSettings(neighbors=19, threshold=12)
+    SecureSettings(neighbors=19, threshold=12, min_clients=3)
     """
 
     neighbors: int = 0
     threshold: int = 0
+    min_clients: int = MIN_CLIENTS
 
     def resolved(self, clients: int) -> SecureSettings:
         """Return the numbers for a round with this many clients, after checking them."""
-        if clients < MIN_CLIENTS:
+        least = self.min_clients
+        if least < MIN_CLIENTS:
+            raise ValueError(f"min_clients must be at least {MIN_CLIENTS}, got {least}")
+        if clients < least:
             raise ValueError(
-                f"secure aggregation needs at least {MIN_CLIENTS} clients per round, got {clients}"
+                f"secure aggregation needs at least {least} clients per round, got {clients}"
             )
         neighbors = self.neighbors or default_neighbors(clients)
         check_neighbors(neighbors, clients)
@@ -41,7 +48,7 @@ class SecureSettings:
                 f"secure_threshold must be from {max(2, neighbors // 2 + 1)} to {neighbors}, more "
                 f"than half of each client's {neighbors} neighbors, got {threshold}"
             )
-        return SecureSettings(neighbors, threshold)
+        return SecureSettings(neighbors, threshold, least)
 
 
 def settings_from(given: bool | SecureSettings) -> SecureSettings | None:
@@ -66,11 +73,16 @@ def check_libraries() -> None:
 def check_can_be_secure(algorithm: Algorithm) -> None:
     """Refuse secure aggregation of a method whose clients send different coordinates."""
     check_libraries()
-    if not algorithm.phase(1).summed:
+    if not summed_roles(algorithm):
         raise ValueError(
             f"the clients of {algorithm.name} send different coordinates or scales, which have no "
             "secure sum: use sift-common"
         )
+
+
+def summed_roles(algorithm: Algorithm) -> tuple[Role, ...]:
+    """Return the roles of which the server needs only sums, if only from round 2 on."""
+    return algorithm.phase(1).summed or algorithm.phase(2).summed
 
 
 def check_neighbors(neighbors: int, clients: int) -> None:

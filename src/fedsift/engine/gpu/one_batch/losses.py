@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedsift.data.text import sequence_cross_entropy
 from fedsift.engine.gpu.one_batch.backend import has_kernels
 from fedsift.task import Loss
-from fedsift.task.losses import IGNORED, next_token_loss
+from fedsift.task.losses import IGNORED, next_token_loss, sequence_cross_entropy
 
 MAX_BLOCK = 4096
 """The most classes that a GPU block loads at a time."""

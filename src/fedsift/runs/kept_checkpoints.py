@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,14 @@ def keep_checkpoint(folder: RunFolder, round: int, number: int) -> None:
     earlier = {n: file for n, file in kept_checkpoints(folder).items() if n != round}
     for file in list(earlier.values())[: max(0, len(earlier) - (number - 1))]:
         file.unlink(missing_ok=True)
+
+
+def rollback_command(folder: RunFolder) -> str | None:
+    """Return the command that goes back to the last kept checkpoint which is not the run's own."""
+    for n, file in reversed(kept_checkpoints(folder).items()):
+        if not file.samefile(folder.checkpoint_file):
+            return f"fedsift rollback {shlex.quote(str(folder.path))} {n}"
+    return None
 
 
 def forget_checkpoints(folder: RunFolder, after: int) -> None:
