@@ -76,6 +76,13 @@ def test_a_comparison_has_a_perplexity_as_target(here, capsys):
     assert "perplexity above 1" in capsys.readouterr().err
 
 
+def test_the_demo_on_flower_names_the_app_for_language_models(capsys):
+    pytest.importorskip("flwr")
+    words = ["deploy", "demo", "--model", "llm:tiny", "--dataset", "shakespeare", "--out", "demo"]
+    assert main(words) == 2
+    assert "examples/flower-llm" in capsys.readouterr().err
+
+
 REFUSED = {
     "text without a language model": (["--dataset", "sotu", "--model", "cnn"], "llm:PATH"),
     "a language model without text": (["--model", "llm:tiny"], "needs text"),

@@ -21,6 +21,7 @@ from fedsift.data.folder import data_folder
 from fedsift.errors import ConfigError
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
+from fedsift.runs.language import is_language_model
 from fedsift.runs.run import federation_of
 from fedsift.runs.sigterm import exit_on_sigterm
 from fedsift.task.user_code import is_user_code
@@ -51,6 +52,10 @@ def start_demo(
         if is_user_code(str(values.get("dataset", ""))):
             raise ConfigError("the demo trains on built-in data sets: choose one with --dataset")
         config = RunConfig.from_values({**defaults, **values, **fixed})
+        if is_language_model(config.model):
+            raise ConfigError(
+                "the demo has no language models: the app in examples/flower-llm trains them"
+            )
         simulated = federation_of(replace(config, wire="real"))  # refuses invalid settings
         path = path or new_folder(f"flower-{config.algorithm}")
         folder = RunFolder.create_or_extend(path, config)
