@@ -65,6 +65,20 @@ def test_pieces_of_all_authors_can_be_split_by_other_partitions(here):
     assert metrics_of(here / "out")[-1]["perplexity"] > 1
 
 
+def test_own_pairs_of_tokens_train_a_language_model(here, monkeypatch):
+    (here / "own_tokens.py").write_text(
+        "import torch\n"
+        "def load():\n"
+        "    x = torch.arange(40).view(4, 10)\n"
+        "    return [(x, x + 1)] * 2, (x, x + 1)\n"
+    )
+    monkeypatch.syspath_prepend(str(here))
+    words = ["--data", "own_tokens:load", "--model", "llm:tiny", "--rounds", "1"]
+    assert main(["run", *words, "--local-steps", "2", "--lora-rank", "4", "--out", "out"]) == 0
+    assert metrics_of(here / "out")[-1]["perplexity"] > 1
+    assert main(["run", *words, "--block-length", "8", "--out", "other"]) == 2
+
+
 def test_a_comparison_has_a_perplexity_as_target(here, capsys):
     words = ["compare", "--algorithms", "sift,fedsgd", *QUICK, *OF_AUTHORS, "--out", "both"]
     assert main([*words, "--target", "5000"]) == 0
