@@ -218,9 +218,9 @@ def test_worker_processes_make_slow_items_faster():
 
 def test_workers_end_with_the_run_without_a_word(capfd):
     clients = halves(lambda x, y: Items(x, y, noise=True))
-    before = active_children()
+    before = set(active_children())
     simulate(network(), clients, None, fedavg(local_steps=2), 1, num_workers=2, progress=False)
-    assert active_children() == before
+    assert set(active_children()) <= before
     assert capfd.readouterr().err == ""
 
 

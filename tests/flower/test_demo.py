@@ -8,6 +8,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from flwr.app import Context, RecordDict
@@ -129,6 +130,15 @@ def test_a_dead_superlink_is_reported_in_one_line(tmp_path, monkeypatch):
         with pytest.raises(ProcessFailed, match=r"^superlink ended with 9: see .*superlink.log$"):
             cli_demo.wait_with_progress(federation, RunFolder(tmp_path), RunConfig(), 1)
         run.stdin.close()
+
+
+def test_no_port_is_given_out_twice(monkeypatch):
+    offered = iter([50_001, 50_001, 50_002])
+    probe = MagicMock()
+    probe.__enter__().getsockname.side_effect = lambda: (local.LOOPBACK, next(offered))
+    monkeypatch.setattr(local, "CHOSEN_PORTS", {0})
+    monkeypatch.setattr(local.socket, "socket", lambda: probe)
+    assert [local.free_port(), local.free_port()] == [50_001, 50_002]
 
 
 def test_a_run_on_flower_is_not_resumed_as_a_simulation(tmp_path, capsys):
