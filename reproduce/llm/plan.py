@@ -19,7 +19,7 @@ EVERY = 4
 """Rounds between evaluations."""
 VALIDATION_BLOCKS = 8
 """Blocks per client on which learning rates are chosen."""
-GRID = (0.3, 1.0, 3.0, 10.0)
+GRID = (0.1, 0.3, 1.0, 3.0)
 """Multiples of a method's base learning rate."""
 ADAM, SGD, SLOPES = 1e-3, 0.1, 3e-5
 """The base learning rates of local Adam, local SGD and steps along random directions."""

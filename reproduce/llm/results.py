@@ -1,6 +1,6 @@
 """Write the results of the runs: learning rates, bytes to a loss, loss for a number of bytes.
 
-    python reproduce/llm/results.py runs/llm reproduce/results
+    python reproduce/llm/results.py runs/llm reproduce/llm/results
 
 For each task and method, the learning rate (and ε of Adam) is the one with the lowest loss on the
 validation data in the last round of seed 0. All else is measured on the test data. The files are

@@ -93,5 +93,7 @@ def write_adapter(model: nn.Module, folder: str | Path) -> Path:
             "only models of fedsift.llm.load_model, transformers and peft have adapters"
         )
     folder = Path(folder)
-    inner.save_pretrained(folder)
+    with warnings.catch_warnings():  # peft looks for a file that GGUF models do not have
+        warnings.filterwarnings("ignore", "Could not find a config file", UserWarning)
+        inner.save_pretrained(folder)
     return folder
