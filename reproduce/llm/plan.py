@@ -45,13 +45,15 @@ LINES: dict[str, Line] = {
     "flasc-25": Line(flasc, settings={"density": 0.25}),
     "flasc-5": Line(flasc, settings={"density": 0.05}),
     "sift": Line(algorithms.sift),
+    "sift-warmup-4": Line(algorithms.sift, settings={"warmup_rounds": 4}),
+    "sift-down-1": Line(algorithms.sift, settings={"down_density": 0.01}),
     "sift-5": Line(algorithms.sift, settings={"density": 0.05}),
     "sift-0.3": Line(algorithms.sift, settings={"density": 0.003}),
     "sift-0.1": Line(algorithms.sift, settings={"density": 0.001}),
     "sift-0.1-down-1": Line(algorithms.sift, settings={"density": 0.001, "down_density": 0.01}),
     "decomfl": Line(algorithms.decomfl, SLOPES, {"perturbations": 2}, rounds=200),
 }
-"""The methods by name; the number after the name is the density in percent."""
+"""The methods by name; a number after the name is the density in percent, up or down."""
 
 
 @dataclass(frozen=True)
