@@ -38,7 +38,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 
 import torch
 
@@ -46,6 +45,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "app")]
 from faulty import task  # noqa: E402
 from processes import SOURCE, Federation, processes_of  # noqa: E402
+from usage import Usage  # noqa: E402
 
 from fedsift.flower.local import EXECUTOR  # noqa: E402
 from fedsift.runs.disk import load_tensors  # noqa: E402
@@ -59,6 +59,8 @@ HEARTBEAT = 5
 """Seconds between two heartbeats. A process that misses two is gone."""
 POLL, EXECUTOR_POLL = 0.4, 0.2
 """Seconds between two questions of a SuperNode for messages, and of its SuperExec for work."""
+REFUSALS = 4
+"""A SuperNode that the SuperLink refuses this many times gets a new key."""
 CLOCK, CLOCK_SECONDS = "clock", 3.0
 """The SuperLink's clock is wrong for this long."""
 CLIENT_FAULTS = {
@@ -71,73 +73,8 @@ EVENTS = {
     "kill superlink": 1, "clock superlink": 2,
 }  # fmt: skip
 """What goes wrong elsewhere."""
-RECORDS = {".log", ".jsonl"}
 CLIENT_RATE, EVENT_RATE = 0.25, 0.2
 """The chance of a fault of a client, and of another fault, in each round."""
-
-
-@dataclass
-class Usage:
-    """Resident bytes and open files of the lasting processes, and bytes on disk, by round.
-
-    The ServerApp is one of these processes. ``records`` are the bytes on disk that are meant to
-    grow: logs, and the metrics and uploads of each round.
-    """
-
-    memory: list[int] = field(default_factory=list)
-    files: list[int] = field(default_factory=list)
-    records: list[int] = field(default_factory=list)
-    disk: list[int] = field(default_factory=list)
-
-    def add(self, federation: Federation) -> None:
-        lasting = [p.pid for p in federation.processes.values() if p.poll() is None]
-        with suppress(OSError, ValueError):
-            lasting.append(int((federation.folder / "notes" / "server").read_text()))
-        if len(lasting) < 2 + 2 * CLIENTS + 2:
-            return  # something is being restarted
-        self.memory.append(sum(map(resident, lasting)))
-        self.files.append(sum(map(open_files, lasting)))
-        sizes = {path: size(path) for path in federation.folder.rglob("*")}
-        self.records.append(sum(n for path, n in sizes.items() if path.suffix in RECORDS))
-        self.disk.append(sum(sizes.values()) - self.records[-1])
-
-    def growth(self, numbers: list[int]) -> float:
-        """How much larger the median of the last quarter is than that of the second."""
-        quarter = max(1, len(numbers) // 4)
-        return median(numbers[-quarter:]) - median(numbers[quarter : 2 * quarter] or numbers[:1])
-
-    def quarters(self, numbers: list[int], unit: int) -> list[int]:
-        """The median of each quarter."""
-        quarter = max(1, len(numbers) // 4)
-        return [round(median(numbers[n * quarter :][:quarter]) / unit) for n in range(4)]
-
-    def summary(self) -> dict[str, object]:
-        return {
-            "memory MiB": self.quarters(self.memory, 2**20),
-            "memory growth MiB": round(self.growth(self.memory) / 2**20, 1),
-            "files": self.quarters(self.files, 1), "files growth": self.growth(self.files),
-            "disk KiB": self.quarters(self.disk, 1024),
-            "disk growth KiB": round(self.growth(self.disk) / 1024, 1),
-            "logs and metrics KiB": self.quarters(self.records, 1024),
-        }  # fmt: skip
-
-
-def resident(pid: int) -> int:
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-    return 0
-
-
-def open_files(pid: int) -> int:
-    with suppress(OSError):
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    return 0
-
-
-def size(path: Path) -> int:
-    with suppress(OSError):
-        return path.stat().st_blocks * 512 if path.is_file() else 0
-    return 0
 
 
 @dataclass
@@ -150,6 +87,7 @@ class Soak:
     done: list[str] = field(default_factory=list)
     restarts: int = 0
     node_restarts: int = 0
+    registrations: int = 0
     down: dict[str, float] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
 
@@ -229,9 +167,23 @@ class Soak:
             self.down.setdefault(name, time.monotonic())
             if time.monotonic() - self.down[name] > 2 * HEARTBEAT + 1:
                 self.node_restarts += 1
+                self.register_if_refused(name)
                 key = self.federation.folder / f"{name}.key"
                 self.federation.start_node(name, key, n, CLIENTS)
                 del self.down[name]
+
+    def register_if_refused(self, name: str) -> None:
+        """Do what an operator does if the SuperLink refuses a SuperNode: give it a new key.
+
+        A heartbeat that arrives while the SuperLink's clock is an hour ahead keeps its SuperNode
+        connected for that hour in the eyes of the SuperLink, and no other may have its key.
+        """
+        before, _, since = self.federation.log(name).read_text().rpartition("SuperNode ID: ")
+        if before and since.count("Exit Code: 305") >= REFUSALS:
+            self.registrations += 1
+            self.federation.flwr("supernode", "unregister", since.split()[0], "demo")
+            self.federation.log(name).unlink()
+            self.federation.register([name])
 
     def restart_superexec(self) -> None:
         """Start the SuperLink's SuperExec again. Flower ends it if the SuperLink refuses it."""
@@ -357,6 +309,7 @@ def soak(rounds: int, seed: int, folder: Path) -> dict[str, object]:
         "seconds": round(time.monotonic() - began),
         "faults": {name: run.done.count(name) for name in sorted(set(run.done))},
         "restarts of the run": run.restarts, "restarts of SuperNodes": run.node_restarts,
+        "new keys of SuperNodes": run.registrations,
         "updates": sum(r["clients"] for r in history[before:]),
         "lost or refused": sum(len(r["problems"]) for r in history[before:]), "same bits": same,
         **run.usage.summary(), "processes left": len(processes_of(federation.home)),
