@@ -164,7 +164,8 @@ def pieces(rows: Sequence[Row]) -> Iterator[str]:
     about = sorted({f"{row['device']}, {row['precision']}, {row['commit']}" for row in rows})
     yield (
         "The final accuracy is that after 150 rounds (CNN) or 60 (VGG-11); – if a run ended at its "
-        f"target. `sift-common`: {'; '.join(about)}. The other rows are those of "
+        f"target. `sift-common`: {'; '.join(about)}; "
+        "the commits differ in nothing that these runs use. The other rows are those of "
         "[the comparison](#comparison-with-other-methods)."
     )
 
