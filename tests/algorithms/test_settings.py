@@ -33,8 +33,7 @@ def test_every_built_in_method_is_described_in_full(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_setting_of_a_built_in_method_is_checked(name):
     for key, default in settings_of(name).items():
-        no_bool = () if isinstance(default, bool) else (True,)
-        for wrong in (float("nan"), float("inf"), -1.0, "1", *no_bool):
+        for wrong in (float("nan"), float("inf"), -1.0, 2 if type(default) is bool else True, "1"):
             with pytest.raises(ValueError, match=rf"{key} must be .*, got {wrong!r}"):
                 find(name)(**{key: wrong})
 
