@@ -7,8 +7,10 @@ def test_twenty_rounds_of_faults_end_with_the_bits_of_a_simulation(tmp_path):
     found = soak(20, 17354, tmp_path)
     assert found["same bits"]
     assert found["rounds"] == 20
-    assert {"kill server", "kill superlink", "kill node", "stop node", "clock superlink", "noise",
-            "hang", "pause", "replay", "garbage", "corrupt", "nan"} <= found["faults"].keys()  # fmt: skip
+    assert found["faults"].keys() >= {
+        "kill server", "kill superlink", "kill node", "stop node", "clock superlink", "noise",
+        "hang", "pause", "replay", "garbage", "corrupt", "nan",
+    }  # fmt: skip
     assert found["restarts of the run"] >= 1
     assert found["lost or refused"] >= 5
     assert found["memory growth MiB"] < 100
