@@ -245,13 +245,21 @@ def test_a_continued_run_returns_the_metrics_of_all_rounds(place, caplog):
     algorithm, grid = algorithms.fedavg(), place.grid(algorithms.fedavg())
 
     def evaluate(round, arrays):
-        return MetricRecord({"accuracy": 0.5 + round / 10, "mine": 1.0})
+        own = {"mine": 1.0, "not finite": float("inf"), "list": [1.0], "seconds": -1.0}
+        return MetricRecord({"accuracy": 0.5 + round / 10, **own})
 
     first = start(place.strategy(algorithm), grid, 2, evaluate_fn=evaluate)
     again = start(place.strategy(algorithm), grid, 2, evaluate_fn=evaluate)
     assert "finished: to train again, choose another folder" in caplog.text
     assert again.evaluate_metrics_clientapp == first.evaluate_metrics_clientapp
-    assert [again.evaluate_metrics_serverapp[n]["accuracy"] for n in (1, 2)] == [0.6, 0.7]
+    assert [dict(again.evaluate_metrics_serverapp[n]) for n in (1, 2)] == [
+        {"accuracy": 0.6, "mine": 1.0}, {"accuracy": 0.7, "mine": 1.0}
+    ]  # fmt: skip
+    assert "mine" not in again.train_metrics_clientapp[2]
+    record = place.history()[1]
+    assert (record["mine"], record["not finite"], "list" in record) == (1.0, None, False)
+    assert record["seconds"] >= 0
+    assert "mine" in (place.path / "run" / "report.html").read_text(encoding="utf-8")
     assert again.train_metrics_clientapp[2]["clients"] == CLIENTS
 
 
@@ -333,14 +341,42 @@ def test_at_least_min_train_nodes_train_and_min_available_nodes_are_waited_for(p
     strategy = place.strategy(algorithm, fraction_train=0.25, min_train_nodes=3)
     start(strategy, place.grid(algorithm), 1)
     assert place.history()[0]["clients"] == 3
-    with pytest.raises(ValueError, match="participation and fraction_train are the same"):
-        place.strategy(algorithm, fraction_train=0.5, participation=0.5)
+    for other in ({"fraction_train": 0.5}, {"min_train_nodes": 2}):
+        with pytest.raises(ValueError, match="participation excludes fraction_train"):
+            place.strategy(algorithm, participation=0.5, **other)
     grid = place.grid(algorithm)
     grid.nodes[103].is_online = False
     with pytest.raises(TooFewClients, match="3 of at least 4 SuperNodes"):
         start(place.strategy(algorithm, fraction_train=0.75, min_available_nodes=4), grid, 2)
     start(place.strategy(algorithm, fraction_train=0.75, min_available_nodes=3), grid, 2)
     assert place.history()[1]["clients"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("fraction", "least"), [(1.0, None), (0.99, None), (0.5, None), (0.1, None), (0.1, 3), (0.5, 4)]
+)
+def test_as_many_clients_train_as_with_fedavg(fraction, least, place):
+    options = {"fraction_train": fraction} | ({} if least is None else {"min_train_nodes": least})
+    algorithm = algorithms.fedavg()
+    grid = place.grid(algorithm)
+    theirs = FedAvg(**options).configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    strategy = place.strategy(algorithm, **options)
+    start(strategy, grid, 1)
+    assert len(strategy.run.federation.cohort(1)) == len(theirs)
+
+
+def test_a_fraction_of_nobody_is_refused(place):
+    with pytest.raises(ValueError, match="fraction_train must be greater than 0"):
+        place.strategy(algorithms.fedavg(), fraction_train=0.0)
+
+
+def test_nodes_that_must_train_are_waited_for(place):
+    """As with FedAvg, even if min_available_nodes is smaller."""
+    grid = place.grid(algorithm := algorithms.fedavg())
+    grid.nodes[103].is_online = False
+    strategy = place.strategy(algorithm, min_train_nodes=4, min_available_nodes=2)
+    with pytest.raises(TooFewClients, match="3 of at least 4 SuperNodes"):
+        start(strategy, grid, 1)
 
 
 def test_the_mod_needs_fedsift_on_the_server(place):

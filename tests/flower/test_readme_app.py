@@ -43,8 +43,7 @@ def run():
     task = import_module("pytorchapp.task")
     model = task.Net()
     model.load_state_dict(torch.load("final_model.pt"))
-    _, loader = task.load_data(0, 1, 500)
-    return task.test(model, loader, "cpu")[1]
+    return task.test(model, task.load_test_data(), "cpu")[1]
 
 
 def test_the_app_learns_without_fedsift(app):
@@ -61,6 +60,8 @@ def test_the_app_learns_with_the_diff_of_the_readme(app):
     assert [(x["clients"], x["problems"]) for x in evaluations] == [(NODES // 2, {})] * ROUNDS
     assert evaluations[-1]["metrics"]["eval_acc"] > 0.8
     summary = json.loads(Path("run", "summary.json").read_text())
+    assert summary["final_accuracy"] > 0.8
+    assert all(record["accuracy"] < record["accuracy_top3"] for record in history)
     dense = 4 * summary["parameters"] * ROUNDS
     assert summary["uplink_bytes"] < dense / 55
     assert summary["downlink_bytes"] < dense / 5

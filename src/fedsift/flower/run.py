@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Result
 from flwr.supercore import log
 from torch import Tensor
 
+from fedsift.engine.evaluation import OWN_COLUMNS
 from fedsift.federation.snapshot import Snapshot
 from fedsift.flower.arrays import arrays_from_vector
 from fedsift.flower.deployment import Deployment
@@ -37,6 +38,10 @@ from fedsift.runs.records import append_round, rewind
 from fedsift.runs.run import run_summary
 from fedsift.runs.uploads import Uploads
 from fedsift.simulation import Record, run_rounds
+from fedsift.simulation.loop import finite_or_none
+
+COLUMNS = frozenset((*OWN_COLUMNS, "accuracy", "loss", "evaluation", "secure"))
+"""Columns of metrics.jsonl that are not metrics of ``evaluate_fn`` with a name of their own."""
 
 
 @dataclass
@@ -128,10 +133,12 @@ class DeployedRun:
         exchange = self.engine.current
         record["problems"] |= exchange.problems_of_unknown_nodes()
         self.checkpoint = Checkpoint(snapshot, float(record["seconds"]))
-        self.record, self.evaluation = record, None
         merged = {n: x for n, x in exchange.metrics.items() if str(n) not in record["problems"]}
         means, _ = weighted_means(merged, self.federation)
-        return self.result.arrays, MetricRecord({**numbers_of(record), **means})
+        trained = MetricRecord({**numbers_of(record), **means})
+        measured = self.result.evaluate_metrics_serverapp.get(round, {})
+        self.record, self.evaluation = record | own_metrics(measured), None
+        return self.result.arrays, trained
 
     def start_evaluation(
         self, fraction: float, least: int, config: ConfigRecord, grid: Grid
@@ -183,17 +190,29 @@ def numbers_of(record: Mapping[str, object]) -> dict[str, int | float]:
     return {key: x for key, x in record.items() if isinstance(x, int | float)}
 
 
+def own_metrics(measured: Mapping[str, object]) -> dict[str, int | float | None]:
+    """Return the numbers that have no column in metrics.jsonl yet; None if JSON has no such number.
+
+    >>> own_metrics({"accuracy": 0.5, "top 3": 0.75, "by class": [0.5, 0.5], "seconds": 3.0})
+    {'top 3': 0.75}
+    """
+    own = {key: x for key, x in numbers_of(measured).items() if key not in COLUMNS}
+    return {key: finite_or_none(x) for key, x in own.items()}
+
+
 def restore_metrics(result: Result, history: Iterable[Record]) -> None:
     """Add the metrics of the rounds of an earlier process, as far as the folder has them."""
     for record in history:
         round, numbers = int(record["round"]), numbers_of(record)
-        result.train_metrics_clientapp[round] = MetricRecord({**numbers})
+        own = own_metrics(numbers).keys()
+        trained = {key: x for key, x in numbers.items() if key not in own}
+        result.train_metrics_clientapp[round] = MetricRecord(trained)
         evaluation = record.get("evaluation") or {"clients": 0}
         if evaluation["clients"]:
             result.evaluate_metrics_clientapp[round] = MetricRecord(evaluation["metrics"])
-        measured = MetricRecord({k: x for k, x in numbers.items() if k in ("accuracy", "loss")})
+        measured = {key: x for key, x in numbers.items() if key in {"accuracy", "loss", *own}}
         if measured:
-            result.evaluate_metrics_serverapp[round] = measured
+            result.evaluate_metrics_serverapp[round] = MetricRecord(measured)
 
 
 def log_round(record: Record) -> None:

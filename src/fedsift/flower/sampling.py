@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from fedsift.federation.cohort import cohort_size
 from fedsift.task import Weights, check_weights
+
+MIN_TRAIN_NODES = 2
+"""FedAvg's default."""
 
 
 def chosen_participation(
-    participation: float | None, fraction_train: float | None, least: int, clients: int
+    participation: float | None, fraction_train: float | None, least: int | None, clients: int
 ) -> float:
-    """Return the fraction of clients that train, under either of its names.
+    """Return the fraction of clients that train.
 
-    >>> chosen_participation(None, 0.1, least=3, clients=10)
+    As in FedAvg, ``fraction_train`` of the clients is rounded down, but at least ``least``.
+
+    >>> chosen_participation(None, 0.39, least=2, clients=10)
     0.3
     """
-    if participation is not None and fraction_train is not None:
-        raise ValueError("participation and fraction_train are the same: pass one of them")
-    if not 1 <= least <= clients:
+    if participation is not None:
+        if fraction_train is not None or least is not None:
+            raise ValueError(
+                "participation excludes fraction_train and min_train_nodes, which also determine "
+                "how many clients train: pass one or the other"
+            )
+        return participation
+    fraction = 1.0 if fraction_train is None else fraction_train
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction_train must be greater than 0 and at most 1, got {fraction}")
+    if least is not None and not 1 <= least <= clients:
         raise ValueError(f"min_train_nodes must be from 1 to {clients}, got {least}")
-    given = 1.0 if participation is None else participation
-    fraction = given if fraction_train is None else fraction_train
-    return fraction if cohort_size(fraction, clients) >= least else least / clients
+    least = min(MIN_TRAIN_NODES, clients) if least is None else least
+    return max(int(clients * fraction), least) / clients
+
+
+def nodes_to_wait_for(available: int | None, train: int | None) -> int | None:
+    """Return for how many SuperNodes each round waits, if the user chose that; as in FedAvg.
+
+    >>> nodes_to_wait_for(3, 5), nodes_to_wait_for(None, None)
+    (5, None)
+    """
+    return max((n for n in (available, train) if n is not None), default=None)
 
 
 def chosen_weights(weights: Weights | None, key: str | None) -> Weights | None:

@@ -32,6 +32,7 @@ from fedsift.flower.sampling import (
     check_min_available_nodes,
     chosen_participation,
     chosen_weights,
+    nodes_to_wait_for,
 )
 from fedsift.privacy.robust import Aggregation, check_aggregation
 from fedsift.privacy.secure.settings import SecureSettings, check_can_be_secure, settings_from
@@ -71,17 +72,18 @@ class FedSift(Strategy):
     participation
         The fraction of clients that train in each round.
     fraction_train
-        The same, under the name that it has in FedAvg.
+        The same, rounded down as in FedAvg.
     min_train_nodes
-        At least this many clients train in each round, whatever the fraction.
+        At least this many clients train in each round, whatever ``fraction_train``; 2 by default.
     fraction_evaluate
         The fraction of connected SuperNodes that evaluate the global model after each round, of
         those that can. 0 disables evaluation by clients.
     min_evaluate_nodes
         At least this many evaluate, if as many are connected.
     min_available_nodes
-        Wait for this many SuperNodes before each round. By default, for all ``clients`` before the
-        first round, and for ``min_clients`` before later ones.
+        Wait for this many SuperNodes before each round, and for ``min_train_nodes`` if that is
+        more. By default, for all ``clients`` before the first round, and for ``min_clients`` before
+        later ones.
     min_clients
         Stop the run if a round merges fewer updates than this. It can be continued later.
     max_norm_ratio
@@ -133,7 +135,7 @@ class FedSift(Strategy):
         max_samples: int = MAX_SAMPLES,
         participation: float | None = None,
         fraction_train: float | None = None,
-        min_train_nodes: int = 1,
+        min_train_nodes: int | None = None,
         fraction_evaluate: float = 1.0,
         min_evaluate_nodes: int = 2,
         min_available_nodes: int | None = None,
@@ -189,7 +191,7 @@ class FedSift(Strategy):
         self.weights = chosen_weights(weights, weighted_by_key)
         self.weight_key = weighted_by_key or NUM_EXAMPLES
         self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
-        self.min_available_nodes = min_available_nodes
+        self.min_nodes = nodes_to_wait_for(min_available_nodes, min_train_nodes)
         self.seed, self.participation = seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
         self.max_norm_ratio, self.buffers = float(max_norm_ratio or 0), buffers
@@ -323,7 +325,7 @@ class FedSift(Strategy):
             secure=self.secure,
         )
         return DeployedRun.restore(
-            folder, federation, engine, w, timeout, self.wait, self.min_available_nodes
+            folder, federation, engine, w, timeout, self.wait, self.min_nodes
         )
 
     def task(self, algorithm: Algorithm, layout: Layout) -> Task:

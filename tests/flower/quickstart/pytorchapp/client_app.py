@@ -47,7 +47,7 @@ def evaluate(msg: Message, context: Context):
     num_partitions = context.node_config["num-partitions"]
     _, valloader = load_data(partition_id, num_partitions, context.run_config["batch-size"])
 
-    eval_loss, eval_acc = test_fn(model, valloader, device)
+    eval_loss, eval_acc, _ = test_fn(model, valloader, device)
 
     metrics = {
         "eval_loss": eval_loss,

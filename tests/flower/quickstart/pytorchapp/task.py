@@ -24,16 +24,26 @@ class Net(nn.Module):
         return self.fc2(F.relu(self.fc1(x.flatten(1))))
 
 
-def load_data(partition_id, num_partitions, batch_size):
-    """Return the loaders of one partition: 80 % to train, 20 % to test."""
+def load_images():
+    """Return the images and labels of all clients, and of the server's test set."""
     digits = load_digits()
     images = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32)
     labels = torch.tensor(digits.target)
+    return TensorDataset(images[300:], labels[300:]), TensorDataset(images[:300], labels[:300])
+
+
+def load_data(partition_id, num_partitions, batch_size):
+    """Return the loaders of one partition: 80 % to train, 20 % to test."""
     rows = slice(partition_id, None, num_partitions)
-    whole = TensorDataset(images[rows], labels[rows])
+    whole = TensorDataset(*load_images()[0][rows])
     generator = torch.Generator().manual_seed(42)
     train, test = torch.utils.data.random_split(whole, [0.8, 0.2], generator=generator)
     return DataLoader(train, batch_size, shuffle=True), DataLoader(test, batch_size)
+
+
+def load_test_data():
+    """Return the loader of the server's test set."""
+    return DataLoader(load_images()[1], 300)
 
 
 def train(net, trainloader, epochs, lr, device):
@@ -54,12 +64,15 @@ def train(net, trainloader, epochs, lr, device):
 
 
 def test(net, testloader, device):
-    """Return loss and accuracy of the model on the test set."""
+    """Return loss, accuracy and top-3 accuracy of the model on the test set."""
     net.to(device).eval()
-    correct, loss = 0, 0.0
+    correct, in_top3, loss = 0, 0, 0.0
     with torch.no_grad():
         for images, labels in testloader:
-            outputs = net(images.to(device))
-            loss += F.cross_entropy(outputs, labels.to(device)).item()
-            correct += (outputs.argmax(1) == labels.to(device)).sum().item()
-    return loss / len(testloader), correct / len(testloader.dataset)
+            outputs, labels = net(images.to(device)), labels.to(device)
+            best = outputs.topk(3).indices
+            loss += F.cross_entropy(outputs, labels).item()
+            correct += (best[:, 0] == labels).sum().item()
+            in_top3 += (best == labels[:, None]).any(1).sum().item()
+    samples = len(testloader.dataset)
+    return loss / len(testloader), correct / samples, in_top3 / samples
