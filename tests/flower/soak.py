@@ -33,16 +33,18 @@ import socket
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "app")]
+sys.path[:0] = [str(HERE), str(HERE / "app"), str(HERE.parent)]
 from faulty import task  # noqa: E402
 from processes import SOURCE, Federation, processes_of  # noqa: E402
 from usage import Usage  # noqa: E402
@@ -79,12 +81,17 @@ CLIENT_RATE, EVENT_RATE = 0.25, 0.2
 
 @dataclass
 class Soak:
-    """A federation, and what goes wrong in it. ``down`` is when SuperNodes were found dead."""
+    """A federation, and what goes wrong in it.
+
+    ``client_faults`` has the round, the client and the name of what went wrong on clients, and
+    ``done`` names what went wrong elsewhere. ``down`` is when SuperNodes were found dead.
+    """
 
     federation: Federation
     rounds: int
     seed: int
     done: list[str] = field(default_factory=list)
+    client_faults: list[tuple[int, int, str]] = field(default_factory=list)
     restarts: int = 0
     node_restarts: int = 0
     registrations: int = 0
@@ -147,11 +154,9 @@ class Soak:
     def report(self, round: int) -> None:
         """Say now and then how far it is."""
         if round % 50 == 0:
-            memory = self.usage.memory[-1] >> 20
-            about = f"{len(self.done)} faults, {self.restarts} restarts, {memory} MiB"
-            print(
-                f"{time.strftime('%H:%M:%S')} round {round}: {about}", file=sys.stderr, flush=True
-            )
+            faults, memory = len(self.done) + len(self.client_faults), self.usage.memory[-1] >> 20
+            about = f"round {round}: {faults} faults, {self.restarts} restarts, {memory} MiB"
+            print(time.strftime("%H:%M:%S"), about, file=sys.stderr, flush=True)
 
     def restart_nodes(self) -> None:
         """Start SuperNodes that have ended, as a service manager does.
@@ -200,10 +205,8 @@ class Soak:
 
     def disturb(self, round: int) -> None:
         """Cause what is planned for a round, each fault once."""
-        for client, word in self.faults.pop(round, ()):
-            self.federation.set_fault(round, client, word)
-            self.done.append(word)
-            self.faults.setdefault(-round, []).append((client, word))
+        self.set_faults(round)
+        self.set_faults(round + 1)  # before it begins
         for client, word in list(self.faults.get(-round, ())):
             if word in ("hang", "pause") and (pid := self.begun(round, client)):
                 self.faults[-round].remove((client, word))
@@ -212,6 +215,24 @@ class Soak:
             event = self.events.pop(round)
             self.done.append(event)
             getattr(self, event.replace(" ", "_"))()
+
+    def set_faults(self, round: int) -> None:
+        """Let clients fail in a round as planned."""
+        for client, word in self.faults.pop(round, ()):
+            self.federation.set_fault(round, client, word)
+            self.client_faults.append((round, client, word))
+            self.faults.setdefault(-round, []).append((client, word))
+
+    def happened(self, history: list[dict[str, Any]]) -> dict[str, object]:
+        """What went wrong and how often, and to which of a client's faults its update was lost."""
+        problems = {record["round"]: record["problems"] for record in history}
+        faults = [fault for fault in self.client_faults if fault[0] in problems]
+        lost = [word for round, client, word in faults if str(client) in problems[round]]
+        times = Counter([*self.done, *(word for *_, word in faults)])
+        return {
+            "faults": dict(sorted(times.items())),
+            "lost to": dict(sorted(Counter(lost).items())),
+        }
 
     def begun(self, round: int, client: int) -> int | None:
         """The process of a client that has begun a round."""
@@ -307,11 +328,12 @@ def soak(rounds: int, seed: int, folder: Path) -> dict[str, object]:
     return {
         "rounds": len(history), "of them in this part": len(history) - before, "seed": seed,
         "seconds": round(time.monotonic() - began),
-        "faults": {name: run.done.count(name) for name in sorted(set(run.done))},
+        **run.happened(history),
         "restarts of the run": run.restarts, "restarts of SuperNodes": run.node_restarts,
         "new keys of SuperNodes": run.registrations,
         "updates": sum(r["clients"] for r in history[before:]),
-        "lost or refused": sum(len(r["problems"]) for r in history[before:]), "same bits": same,
+        "lost or refused": sum(len(r["problems"]) for r in history[before:]),
+        "same bits": same,
         **run.usage.summary(), "processes left": len(processes_of(federation.home)),
     }  # fmt: skip
 
