@@ -131,7 +131,7 @@ def sift_common(
     for nominations.
 
     >>> round(sift_common(density=0.5, shares=16, largest=3).phase(2).paper_bits(1024))
-    2046
+    2047
     """
     coder = Integer(max(2, largest.bit_length() + 1))
     fixed_unit = lr * (local_steps if isinstance(local_steps, int) else STEPS) / LEVEL
