@@ -76,7 +76,7 @@ STEPS = 30
 Shares = Annotated[
     int,
     Setting(
-        "Shares of the mask, of which each client names one: best the number of clients per round",
+        "Shares of the mask, of which each client names one; best as many as clients per round",
         COUNT,
         fixed=True,
     ),
@@ -91,8 +91,8 @@ Largest = Annotated[
 Nominate = Annotated[
     bool,
     Setting(
-        "Whether clients name the mask's coordinates. Without it, the mask is chosen from earlier "
-        "sums alone, as differential privacy needs, and V is not sent",
+        "Whether clients name the mask's coordinates. If false, the mask follows from earlier sums "
+        "alone, as differential privacy needs, and V is not sent",
         fixed=True,
     ),
 ]
