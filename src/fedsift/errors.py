@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
 from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 
@@ -37,6 +38,23 @@ def require_choice(kind: str, name: str, choices: Collection[str]) -> None:
     close = get_close_matches(name, choices, n=1)
     question = f"did you mean {close[0]!r}? Choose" if close else "choose"
     raise ConfigError(f"unknown {kind} {name!r}; {question} one of: {', '.join(choices)}")
+
+
+def require_packages(purpose: str, *modules: str, extra: str) -> None:
+    """Raise ConfigError unless all modules are installed that an optional feature needs.
+
+    >>> require_packages("TensorBoard events", "no_such_module", extra="tensorboard")
+    Traceback (most recent call last):
+    ...
+    fedsift.errors.ConfigError: TensorBoard events need no_such_module: in the \
+folder of fedsift's source, run pip install '.[tensorboard]'
+    """
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"{purpose} need {' and '.join(missing)}: in the folder of fedsift's "
+            f"source, run pip install '.[{extra}]'"
+        )
 
 
 RENAMED = {

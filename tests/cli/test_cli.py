@@ -812,8 +812,8 @@ def test_cuda_on_a_machine_without_it_is_refused(here, capsys):
 
 
 def test_tensorboard_that_is_not_installed_is_refused(here, capsys, monkeypatch):
-    monkeypatch.setattr("fedsift.runs.tensorboard.find_spec", lambda name: None)
-    refused(["run", *QUICK, "--tensorboard"], capsys, "pip install", "fedsift[tensorboard]")
+    monkeypatch.setattr("fedsift.errors.find_spec", lambda name: None)
+    refused(["run", *QUICK, "--tensorboard"], capsys, "pip install", "'.[tensorboard]'")
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="has no /proc")

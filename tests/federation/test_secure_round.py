@@ -149,7 +149,7 @@ def test_averaged_buffers_are_refused_and_others_work():
 
 
 def test_without_the_libraries_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("fedsift.privacy.secure.settings.find_spec", lambda name: None)
+    monkeypatch.setattr("fedsift.errors.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install '\.\[secure\]'"):
         train(secure=True)
 

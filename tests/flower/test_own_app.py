@@ -1,6 +1,7 @@
 """A Flower user's own app: stock train and evaluate functions, with the mod ``sifted``."""
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -242,6 +243,7 @@ def test_clients_evaluate_the_model_of_the_round_and_receive_it_once(place):
 
 
 def test_a_continued_run_returns_the_metrics_of_all_rounds(place, caplog):
+    caplog.set_level(logging.INFO, "flwr")
     algorithm, grid = algorithms.fedavg(), place.grid(algorithms.fedavg())
 
     def evaluate(round, arrays):

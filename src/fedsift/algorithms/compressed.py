@@ -59,7 +59,7 @@ from fedsift.vector import Layout, State
 Bits = Annotated[
     int,
     Setting(
-        f"Bits per value; {EXACT} sends exact values",
+        f"Bits per value, of which {EXACT} send it exactly",
         Range(
             f"a whole number from 2 to 8, or {EXACT}",
             lambda x: isinstance(x, int) and (2 <= x <= 8 or x == EXACT),

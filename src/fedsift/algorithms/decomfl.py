@@ -40,7 +40,7 @@ Steps = Annotated[int, Setting("K, the local mini-batch steps per round", COUNT,
 Bits = Annotated[
     int,
     Setting(
-        "Bits per slope: 32, or 1 for its sign",
+        "Bits per slope, of which 1 sends only the sign",
         Range("1 or 32", lambda x: x in (1, 32)),
         fixed=True,
     ),

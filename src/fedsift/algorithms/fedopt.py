@@ -35,7 +35,7 @@ from fedsift.vector import State
 Server = Annotated[Literal["adam", "yogi", "adagrad"], Setting("Optimizer of the server")]
 ServerBeta1 = Annotated[float, Setting("β₁, the decay of the server's first moment", BELOW_ONE)]
 ServerBeta2 = Annotated[
-    float, Setting("β₂, the decay of the server's second moment; adagrad has none", BELOW_ONE)
+    float, Setting("β₂, the decay of the server's second moment (not for adagrad)", BELOW_ONE)
 ]
 Tau = Annotated[
     float,

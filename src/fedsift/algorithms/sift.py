@@ -72,7 +72,7 @@ WarmupRounds = Annotated[
 ]
 Average = Annotated[
     float,
-    Setting("Share of all rounds over which W is averaged; 0 disables averaging", FRACTION),
+    Setting("Share of all rounds over which W is averaged, or 0 for the last W", FRACTION),
 ]
 
 

@@ -76,7 +76,7 @@ STEPS = 30
 Shares = Annotated[
     int,
     Setting(
-        "Shares of the mask, of which each client names one: best the number of clients per round",
+        "Shares of the mask, of which each client names one; best as many as clients per round",
         COUNT,
         fixed=True,
     ),
@@ -91,8 +91,8 @@ Largest = Annotated[
 Nominate = Annotated[
     bool,
     Setting(
-        "Whether clients name the mask's coordinates. Without it, the mask is chosen from earlier "
-        "sums alone, as differential privacy needs, and V is not sent",
+        "Whether clients name the mask's coordinates. If false, the mask follows from earlier sums "
+        "alone, as differential privacy needs, and V is not sent",
         fixed=True,
     ),
 ]
@@ -131,7 +131,7 @@ def sift_common(
     for nominations.
 
     >>> round(sift_common(density=0.5, shares=16, largest=3).phase(2).paper_bits(1024))
-    2046
+    2047
     """
     coder = Integer(max(2, largest.bit_length() + 1))
     fixed_unit = lr * (local_steps if isinstance(local_steps, int) else STEPS) / LEVEL

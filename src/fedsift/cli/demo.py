@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from fedsift.cli.tables import summary_table
 from fedsift.cli.terminal import err, out, print_path
 from fedsift.cli.training import explained_interruption
 from fedsift.data.folder import data_folder
-from fedsift.errors import ConfigError
+from fedsift.errors import ConfigError, require_packages
 from fedsift.runs.config import RunConfig
 from fedsift.runs.folder import RunFolder
 from fedsift.runs.language import is_language_model
@@ -43,7 +42,7 @@ def start_demo(
 ) -> None:
     """Check the options, then start the federation."""
     with user_input():
-        require_flower()
+        require_packages("deployments", "flwr", extra="flower")
         values = merge_config_file(config_file, given)
         path, _, port = (values.pop(key, None) for key in ("out", "data_dir", "metrics_port"))
         for key, value in fixed.items():
@@ -61,14 +60,6 @@ def start_demo(
         folder = RunFolder.create_or_extend(path, config)
     command = command_text("deploy demo", {"config": config_file, **given, "out": path})
     deploy_demo(config, folder, simulated.task.layout.d, command, port)
-
-
-def require_flower() -> None:
-    """Refuse to start without Flower."""
-    if find_spec("flwr") is None:
-        raise ConfigError(
-            "Flower is not installed: in the source folder of fedsift, run pip install '.[flower]'"
-        )
 
 
 def deploy_demo(

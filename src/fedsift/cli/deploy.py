@@ -10,6 +10,7 @@ import typer
 
 from fedsift.cli.options import DEFAULTS, Config, DataDir, Json, Method, Out, with_run_options
 from fedsift.cli.user_settings import RunCommand
+from fedsift.errors import require_packages
 
 DEMO: dict[str, Any] = {"clients": 3, "rounds": 5, "min_clients": 1}
 """Defaults that differ from those of ``fedsift run``."""
@@ -97,9 +98,7 @@ def superexec(
 
     Example: `fedsift deploy superexec --runtime-api-address 127.0.0.1:9094 --insecure`
     """
-    from fedsift.cli.demo import require_flower
-
-    require_flower()
+    require_packages("deployments", "flwr", extra="flower")
     from fedsift.flower.warm import run_superexec
 
     run_superexec(context.args, preload or ())

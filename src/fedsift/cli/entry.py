@@ -54,7 +54,7 @@ def options(
         typer.Option("--version", callback=show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Communication-efficient federated learning: FedAdam-SSM and its baselines."""
+    """Train across clients that send few bytes: communication-efficient federated learning."""
 
 
 def main(words: list[str] | None = None) -> int:

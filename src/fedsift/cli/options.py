@@ -26,7 +26,7 @@ OTHER_METHODS = (
 """The help text of names that are not in the list of methods."""
 METHOD_PANEL = "Settings of the algorithm (each applies to the algorithms that have it)"
 FEW = 3
-"""The help of a setting names its methods if there are at most this many."""
+"""The help of a setting names the methods that share a meaning if they are at most this many."""
 PANELS: dict[str, dict[str, str]] = {
     "Data and model": {
         "dataset": f"Data set: {', '.join(catalog()['datasets'])}; text by author for language "
@@ -51,7 +51,7 @@ PANELS: dict[str, dict[str, str]] = {
         "factor; 0: no bound.",
         "aggregation": "How updates are merged: mean, or the median or trimmed mean of each "
         "coordinate, for methods whose clients send the same coordinates.",
-        "buffers": "What happens to running statistics, as of batch normalization: average, local "
+        "buffers": "What happens to the running statistics of batch normalization: average, local "
         "(each client keeps its own) or frozen.",
     },
     "Differential privacy": {
@@ -142,18 +142,19 @@ def method_parameters() -> Iterator[Parameter]:
 
 
 def setting_help(by_method: Mapping[str, Mapping[str, Any]]) -> str:
-    """Describe a setting and its range; name the methods that have it if they are few.
+    """Describe a setting and its range: what it means to most methods, then to the others.
 
     >>> setting_help({"sift": {"help": "Bound on the norm", "range": "a positive number"}})
-    'sift: Bound on the norm, a positive number.'
+    'sift: Bound on the norm; a positive number.'
     """
     methods_by_text: dict[str, list[str]] = {}
     for method, setting in by_method.items():
-        text = ", ".join(part for part in (setting["help"], setting["range"]) if part)
+        text = "; ".join(part for part in (setting["help"], setting["range"]) if part)
         methods_by_text.setdefault(f"{text}.", []).append(method)
-    if len(methods_by_text) == 1 and len(by_method) > FEW:
-        return next(iter(methods_by_text))
-    return " ".join(f"{', '.join(methods)}: {text}" for text, methods in methods_by_text.items())
+    return " ".join(
+        text if len(methods) > FEW else f"{', '.join(methods)}: {text}"
+        for text, methods in sorted(methods_by_text.items(), key=lambda item: -len(item[1]))
+    )
 
 
 def default_text(by_method: Mapping[str, Value]) -> str:

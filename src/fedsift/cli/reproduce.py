@@ -102,13 +102,13 @@ def reproduce(
     runs resume. A run that fails does not stop the others. The results include all runs in the
     folder. The runs need only the core dependencies; only the figures need matplotlib.
 
-    For example:
-
+    Examples:
     * `fedsift reproduce table1 --task cnn-fashion-mnist --setting iid --quick`
 
     * `fedsift reproduce table1 fig4 --methods fedadam-ssm,fedsgd@lr=0.1 --device cuda --jobs 4`
 
     * `fedsift reproduce sift --task vit-tiny-cifar10,char-lm --device cuda --minutes 9`
+
     """
     if not names:
         list_experiments()

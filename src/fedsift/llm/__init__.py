@@ -4,7 +4,6 @@
 - ``adapters.py``: LoRA, and adapters as files that ``peft`` loads
 - ``tokens.py``: tokenizers
 - ``blocks.py``: the tokens of each client as blocks for training, validation and testing
-- ``packages.py``: the packages that all of it needs, imported when they are used
 
 >>> import fedsift
 >>> fedsift.llm.LoRA(rank=8)

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from fedsift.errors import ConfigError
-from fedsift.llm.packages import require
+from fedsift.errors import ConfigError, require_packages
 
 ALL_LINEAR = "all-linear"
 """The targets of LoRA by default: every linear layer but the output layer."""
@@ -46,7 +45,7 @@ class LoRA:
 
 def add_adapters(base: Any, lora: LoRA) -> Any:
     """Freeze a model of transformers, and add adapters of float32 to it."""
-    require("peft")
+    require_packages("language models", "peft", extra="llm")
     import peft
 
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)

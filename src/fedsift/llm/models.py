@@ -15,9 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fedsift.data.folder import data_folder
 from fedsift.data.text import ALPHABET
-from fedsift.errors import ConfigError
+from fedsift.errors import ConfigError, require_packages
 from fedsift.llm.adapters import LoRA, add_adapters
-from fedsift.llm.packages import require
 from fedsift.seeding import torch_seed
 
 TINY = "tiny"
@@ -87,7 +86,7 @@ def load_model(
         Determines all random weights.
 
     """
-    require("transformers")
+    require_packages("language models", "transformers", extra="llm")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "language model"))
         base = random_llama(name) if is_random(name) else pretrained(model_source(str(name)))
@@ -199,7 +198,7 @@ def model_source(name: str) -> dict[str, Any]:
 
 def gguf_source(path: Path) -> dict[str, Any]:
     """Return the arguments of ``from_pretrained`` for a GGUF file."""
-    require("gguf")
+    require_packages("language models", "gguf", extra="llm")
     return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsift.data.text import ALPHABET, encode_characters
+from fedsift.errors import require_packages
 from fedsift.llm.models import TINY, load_quietly, model_source
-from fedsift.llm.packages import require
 
 Tokens = NDArray[np.int64]
 
@@ -40,7 +40,7 @@ def load_tokenizer(name: str = TINY) -> Tokenizer:
     """
     if name == TINY:
         return CHARACTERS
-    require("transformers")
+    require_packages("language models", "transformers", extra="llm")
     import transformers
 
     found = load_quietly(transformers.AutoTokenizer, model_source(name))

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from fedsift.errors import ConfigError
+from fedsift.errors import ConfigError, require_packages
 
 ORDERS = (*(1 + n / 4 for n in range(1, 40)), *range(11, 64), 96, 128, 256, 512)
 """The orders of the Rényi divergence that are tried."""
@@ -68,13 +68,10 @@ def noise_for(epsilon: float, delta: float, rate: float, rounds: int) -> float:
 
 def require_dp_accounting() -> Any:
     """Return the package dp_accounting, or say how to install it."""
-    try:
-        import dp_accounting
-        import dp_accounting.rdp
-    except ImportError:
-        raise ConfigError(
-            "differential privacy needs the package dp-accounting: pip install '.[privacy]'"
-        ) from None
+    require_packages("privacy budgets", "dp_accounting", extra="privacy")
+    import dp_accounting
+    import dp_accounting.rdp
+
     return dp_accounting
 
 

@@ -69,7 +69,7 @@ class DistributedNoise:
     def clipped(self, codes: Integers) -> Integers:
         """Return whole numbers with a norm of at most the clip, rounded toward zero.
 
-        >>> DistributedNoise(5.0, 1.0, 2, 2, 2).clipped(np.array([6, -8]))
+        >>> DistributedNoise(6.0, 1.0, 2, 2, 2).clipped(np.array([6, -8]))
         array([ 3, -4])
         """
         norm = math.sqrt(int((codes.astype(np.int64) ** 2).sum()))

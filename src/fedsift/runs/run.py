@@ -19,7 +19,7 @@ import torch
 import fedsift
 from fedsift.data import Dataset, digest_of
 from fedsift.engine.processes.torchrun import Follower, Torchrun, rank, ranks
-from fedsift.errors import Diverged
+from fedsift.errors import Diverged, require_packages
 from fedsift.federation.memories import Memories, OnDisk
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
@@ -29,7 +29,6 @@ from fedsift.runs.folder import RunFolder, column
 from fedsift.runs.model import save_model
 from fedsift.runs.parts import parts_of
 from fedsift.runs.records import append_line, append_round, rewind, trained_rounds
-from fedsift.runs.tensorboard import require_tensorboard
 from fedsift.runs.uploads import Uploads
 from fedsift.simulation import (
     Options,
@@ -45,7 +44,7 @@ from fedsift.task.labels import labels_of
 def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federation:
     """Load the data unless it is given, split it across clients, and build the model."""
     if config.tensorboard:
-        require_tensorboard()
+        require_packages("TensorBoard events", "tensorboard", extra="tensorboard")
     parts = parts_of(config, dataset)
     federation = prepare(
         parts.model,

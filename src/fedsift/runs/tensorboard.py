@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
-from fedsift.errors import ConfigError
 from fedsift.integrations import tensorboard_logger
 from fedsift.simulation import Record
-
-
-def require_tensorboard() -> None:
-    """Refuse to start without TensorBoard."""
-    if find_spec("tensorboard") is None:
-        raise ConfigError("TensorBoard is not installed: pip install 'fedsift[tensorboard]'")
 
 
 def log_to_tensorboard(records: Iterable[Record], path: Path) -> Iterator[Record]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 
 from fedsift.algorithms.method import Algorithm
 from fedsift.codec.update import Role
+from fedsift.errors import require_packages
 from fedsift.privacy.secure.graph import default_neighbors
 
 MIN_CLIENTS = 3
@@ -60,19 +60,9 @@ def settings_from(given: bool | SecureSettings) -> SecureSettings | None:
     return given
 
 
-def check_libraries() -> None:
-    """Check that the libraries for secure aggregation are installed."""
-    missing = [name for name in ("cryptography", "Crypto") if find_spec(name) is None]
-    if missing:
-        raise ValueError(
-            "secure aggregation needs the libraries cryptography and pycryptodome: "
-            "pip install '.[secure]'"
-        )
-
-
 def check_can_be_secure(algorithm: Algorithm) -> None:
     """Refuse secure aggregation of a method whose clients send different coordinates."""
-    check_libraries()
+    require_packages("secure sums", "cryptography", "Crypto", extra="secure")
     if not summed_roles(algorithm):
         raise ValueError(
             f"the clients of {algorithm.name} send different coordinates or scales, which have no "
