@@ -306,14 +306,16 @@ def simulated(history: list[dict[str, object]]) -> dict[str, torch.Tensor]:
     return dict(snapshot.state.items())
 
 
-def soak(rounds: int, seed: int, folder: Path) -> dict[str, object]:
+def soak(
+    rounds: int, seed: int, folder: Path, kind: type[Federation] = Federation
+) -> dict[str, object]:
     """Run the federation; return what happened, and raise AssertionError if it should not have."""
     began = time.monotonic()
     env = {
         "PYTHONPATH": os.pathsep.join([str(HERE / "fast"), SOURCE]), "OMP_NUM_THREADS": "1",
         "HEARTBEAT": str(HEARTBEAT), "POLL": str(POLL), "CLOCK": str(folder / CLOCK),
     }  # fmt: skip
-    with Federation(folder, env, poll=EXECUTOR_POLL) as federation:
+    with kind(folder, env, poll=EXECUTOR_POLL) as federation:
         keys = federation.register([f"node-{n}" for n in range(CLIENTS)])
         for n, (name, key) in enumerate(keys.items()):
             federation.start_node(name, key, n, CLIENTS)

@@ -8,6 +8,7 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 import torch
 from readme import apply_readme, copy_app
 from safetensors.torch import load_file
@@ -15,7 +16,9 @@ from safetensors.torch import load_file
 import fedsift
 
 sys.path.insert(0, str(Path(__file__).parent / "app"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "flower"))
 from faulty import task
+from link import Link
 
 from fedsift.cli import main
 from fedsift.flower.keys import make_node_key
@@ -56,9 +59,25 @@ def restart_node(federation, name, key, client):
     federation.wait_until(is_in, seconds=200)
 
 
-def test_a_deployment_gives_the_same_bits_as_a_simulation(federation_of, capsys):
-    federation = federation_of(3)
-    port = free_port()
+@pytest.fixture
+def slow_link_to():
+    """Return a port that passes bytes on to another one at 64 kbit/s each way."""
+    links = []
+
+    def start(port):
+        links.append(Link(port, rate=64_000))
+        return links[-1].port
+
+    yield start
+    for link in links:
+        link.close()
+
+
+def test_a_deployment_gives_the_same_bits_as_a_simulation(federation_of, slow_link_to, capsys):
+    """Also if the link of a client is slow, others try to get in, and the run is watched."""
+    federation, port = federation_of(2), free_port()
+    key = federation.register(["far away"])["far away"]
+    federation.start_node("far away", key, 2, 3, port=slow_link_to(federation.port))
     federation.start_run(rounds=2, metrics=port)
     intruders = start_intruders(federation)
     assert_can_be_watched(federation, port, capsys)

@@ -5,14 +5,14 @@ import subprocess
 import sys
 
 import soak as script
-from processes import SOURCE
+from processes import SOURCE, ForkedFederation
 from soak import Soak, soak
 
 ALWAYS_LOST = {"raise", "corrupt", "round", "nan", "garbage"}
 
 
 def test_twenty_rounds_of_faults_end_with_the_bits_of_a_simulation(tmp_path):
-    found = soak(20, 17354, tmp_path)
+    found = soak(20, 17354, tmp_path, ForkedFederation)
     assert found["same bits"]
     assert found["rounds"] == 20
     assert found["faults"].keys() >= {

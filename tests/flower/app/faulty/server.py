@@ -24,7 +24,7 @@ def main(grid, context):
     def evaluate(round, arrays):
         """Shorten the timeout of the round in which a client hangs; the others need less."""
         own = 3 * strategy.run.checkpoint.seconds / max(1, strategy.run.snapshot.round)
-        strategy.run.timeout = own + 10 if round == config["hang"] - 1 else config["timeout"]
+        strategy.run.timeout = own + 5 if round == config["hang"] - 1 else config["timeout"]
 
     start = {name: Array(p.detach()) for name, p in make_model().named_parameters()}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
