@@ -84,7 +84,7 @@ class Method:
             "function": self.make.__name__,
             "label": self.label,
             "summary": (inspect.getdoc(self.make) or "").split("\n")[0],
-            "citation": paragraph(sys.modules[self.make.__module__].__doc__, 1),
+            "citation": docstring_paragraph(sys.modules[self.make.__module__].__doc__, 1),
             "color": self.color,
             "dashed": self.dashed,
             "settings": [setting.describe() for setting in self.settings.values()],
@@ -287,10 +287,10 @@ def describe() -> list[dict[str, Any]]:
     return [METHODS[name].describe() for name in sorted(METHODS)]
 
 
-def paragraph(text: str | None, number: int) -> str:
+def docstring_paragraph(text: str | None, number: int) -> str:
     r"""Return one paragraph of a docstring on one line, or "" if there is none.
 
-    >>> paragraph("Title.\n\nFirst\nlines.", 1)
+    >>> docstring_paragraph("Title.\n\nFirst\nlines.", 1)
     'First lines.'
     """
     paragraphs = inspect.cleandoc(text or "").split("\n\n")

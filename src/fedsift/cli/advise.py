@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from fedsift.cli.bounds import option
 from fedsift.cli.exit_codes import user_input
-from fedsift.cli.options import Data, DataDir, Json
+from fedsift.cli.options import Data, DataDir, Json, option
 from fedsift.cli.terminal import err, out, plain_table
 
 if TYPE_CHECKING:

@@ -47,9 +47,9 @@ def list_sets(data_dir: DataDir = None) -> None:
 
 def location(source: Source) -> str:
     """Return the folder of a data set's files, or how many of them are missing."""
-    from fedsift.data.folder import find
+    from fedsift.data.folder import find_file
 
-    found = [find(file.path) for file in source.files]
+    found = [find_file(file.path) for file in source.files]
     if None in found:
         return f"{found.count(None)} of {len(found)} files are missing"
     return ", ".join(sorted({str(path.parent) for path in found if path}))
@@ -119,7 +119,7 @@ def check(name: Name, data_dir: DataDir = None) -> None:
     """
     from fedsift.data.datasets import DATASETS, digest_of
     from fedsift.data.download import file_state
-    from fedsift.data.folder import data_folder, find
+    from fedsift.data.folder import data_folder, find_file
 
     source = source_of(name, data_dir)
     if source is None:
@@ -129,7 +129,7 @@ def check(name: Name, data_dir: DataDir = None) -> None:
         return
     states = {file.path: file_state(file) for file in source.files}
     for path, state in states.items():
-        out.print(f"{state:9} {find(path) or data_folder() / path}", soft_wrap=True)
+        out.print(f"{state:9} {find_file(path) or data_folder() / path}", soft_wrap=True)
     if set(states.values()) != {"ok"}:
         raise typer.Exit(1)
 

@@ -138,8 +138,8 @@ def target_cells(group: SeedGroup, target: float, bits: Spread, fewest: float | 
     rounds = to_target(group, target, lambda r: float(r["round"]))
     return [
         Cell(sent.text(), sort_key(sent.mean), note),
-        Cell(times(dense), sort_key(dense)),
-        Cell(whole(rounds.text(missing="–")), sort_key(rounds.mean)),
+        Cell(times_text(dense), sort_key(dense)),
+        Cell(without_zero_decimals(rounds.text(missing="–")), sort_key(rounds.mean)),
         Cell(bits.text(missing="–"), sort_key(bits.mean)),
         Cell("" if ratio is None else f"{ratio:.2f}×", sort_key(ratio)),
     ]
@@ -154,19 +154,19 @@ def fewer_than_dense_to(run: ReportedRun, target: float) -> float | None:
     return dense / float(record["uplink_bytes"])
 
 
-def times(ratio: float | None) -> str:
+def times_text(ratio: float | None) -> str:
     """Format a ratio with at most one decimal.
 
-    >>> times(12.6316), times(4.0), times(123.4), times(None)
+    >>> times_text(12.6316), times_text(4.0), times_text(123.4), times_text(None)
     ('12.6×', '4.0×', '123×', '')
     """
     return "" if ratio is None else f"{ratio:.{0 if ratio >= 100 else 1}f}×"
 
 
-def whole(text: str) -> str:
+def without_zero_decimals(text: str) -> str:
     """Drop decimals that are zero.
 
-    >>> whole("3.00"), whole("3.00 ± 1.00")
+    >>> without_zero_decimals("3.00"), without_zero_decimals("3.00 ± 1.00")
     ('3', '3.00 ± 1.00')
     """
     return text if "±" in text else text.removesuffix(".00")
@@ -199,7 +199,7 @@ def tiles(comparison: Comparison) -> list[tuple[str, str]]:
         found.append((result(group, value).text, names.get(heading, heading)))
         if heading == "total MB up":
             dense = Spread(tuple(fewer_than_dense(run) for run in group.runs)).mean
-            found.append((times(dense) or "–", "fewer than dense FedAdam"))
+            found.append((times_text(dense) or "–", "fewer than dense FedAdam"))
     return found
 
 
