@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from fedsift.cli.catalog import catalog
 from fedsift.cli.options import DataDir
 from fedsift.cli.terminal import err, out, plain_table
-from fedsift.errors import require_choice
+from fedsift.errors import ConfigError, require_choice
 
 if TYPE_CHECKING:
     from fedsift.data.official_sources import Download, Source
@@ -136,9 +136,14 @@ def check(name: Name, data_dir: DataDir = None) -> None:
 
 def source_of(name: str, data_dir: Path | None) -> Source | None:
     """Set the data folder; return a data set's source, or None if it needs no download."""
-    from fedsift.data.folder import use_data_folder
+    from fedsift.data.folder import data_folder, use_data_folder
     from fedsift.data.official_sources import SOURCES
 
     use_data_folder(data_dir)
+    if name in catalog()["texts"]:
+        raise ConfigError(
+            f"{name} has no official download: put its files into {data_folder() / name}; the "
+            "guide to language models says where they are"
+        )
     require_choice("dataset", name, NAMES)
     return SOURCES.get(name)

@@ -55,6 +55,8 @@ class Table:
 TO_TARGET = ("MB up", "vs dense", "rounds", "Mibit", "ratio")
 """Columns that depend on the target."""
 RunValue = Callable[[ReportedRun], float | None]
+LITTLE_TRAFFIC = 1e5
+"""Fewer bytes than this are shown in kB, as during the run."""
 
 
 def scaled(key: str, unit: float) -> RunValue:
@@ -186,21 +188,32 @@ def sort_key(x: float | None) -> float:
 def tiles(comparison: Comparison) -> list[tuple[str, str]]:
     """Return the results of a single group, to show in large type."""
     (group,) = comparison.groups
+    dense = Spread(tuple(fewer_than_dense(run) for run in group.runs)).mean
+    special = {
+        "total MB up": [
+            traffic_tile(group, "uplink_bytes", "sent"),
+            (times_text(dense) or "–", "fewer than dense FedAdam"),
+        ],
+        "total MB down": [traffic_tile(group, "downlink_bytes", "received")],
+    }
     names = {
         "final, %": "final accuracy, %",
         "best, %": "best accuracy, %",
-        "total MB up": "MB sent per client",
-        "total MB down": "MB received per client",
         "total Mibit": "Mibit by the paper's formula",
         "s/round": "seconds per round",
     }
     found = []
     for heading, value in results_of(comparison).items():
-        found.append((result(group, value).text, names.get(heading, heading)))
-        if heading == "total MB up":
-            dense = Spread(tuple(fewer_than_dense(run) for run in group.runs)).mean
-            found.append((times_text(dense) or "–", "fewer than dense FedAdam"))
+        tile = result(group, value).text, names.get(heading, heading)
+        found += special.get(heading, [tile])
     return found
+
+
+def traffic_tile(group: SeedGroup, key: str, verb: str) -> tuple[str, str]:
+    """Return a group's traffic in MB, or in kB if it is small."""
+    mean = Spread(tuple(run.summary.get(key) for run in group.runs)).mean
+    unit, size = ("kB", 1e3) if mean is not None and mean < LITTLE_TRAFFIC else ("MB", 1e6)
+    return result(group, scaled(key, size)).text, f"{unit} {verb} per client"
 
 
 def fairness_table(comparison: Comparison) -> Table | None:
