@@ -42,7 +42,11 @@ class Method:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Algorithm:
         """Make the algorithm, with its settings checked."""
-        bound = signature(self.make).bind(*args, **kwargs)
+        try:
+            bound = signature(self.make).bind(*args, **kwargs)
+        except TypeError as problem:
+            names = ", ".join(self.settings)
+            raise TypeError(f"{self.name}: {problem}; its settings are {names}") from None
         bound.apply_defaults()
         given = {key: self.settings[key].checked(x) for key, x in bound.arguments.items()}
         made = self.in_round(given, 1)
