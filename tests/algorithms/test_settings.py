@@ -141,5 +141,5 @@ def test_a_setting_without_a_default_must_be_given():
 
 
 def test_an_unknown_setting_is_refused_with_the_names_of_all():
-    with pytest.raises(TypeError, match="fedadam: .*'rate'; its settings are local_steps, lr, "):
+    with pytest.raises(TypeError, match=r"fedadam: .*'rate'; its settings are local_steps, lr, "):
         METHODS["fedadam"](rate=0.1)

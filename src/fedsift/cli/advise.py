@@ -56,8 +56,7 @@ def advise(
     * `fedsift advise --data my_data:load --model my_model:make`
 
     """
-    from fedsift.advise.calibration import advise as calibrate
-    from fedsift.advise.calibration import calibration_task
+    from fedsift.advise.calibration import calibrate, calibration_task
     from fedsift.cli.settings import merge_config_file
     from fedsift.runs.config import RunConfig
 
