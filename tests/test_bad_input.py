@@ -43,6 +43,13 @@ def fails(*_):
     raise OSError("disk\nand more lines")
 
 
+class Frame:
+    """Like a data frame of pandas."""
+
+    def to_numpy(self):
+        return X.numpy()
+
+
 class Complex(nn.Linear):
     def __init__(self):
         super().__init__(4, 2)
@@ -85,16 +92,26 @@ REFUSED = {
     ),
     "integers as x": (clients(((10 * X).int(), Y)), "dtype torch.int32"),
     "float16 as x": (clients((X.half(), Y)), "the model's parameters are torch.float32"),
-    "float labels": (clients((X, Y.float())), "the loss fails on client 0"),
+    "float labels": (clients((X, Y.float())), "convert them with y.long() or, in NumPy, y.asty"),
     "boolean labels": (clients((X, Y.bool())), "convert them with y.long()"),
     "labels in a column": (clients((X, Y[:, None])), "labels of shape (2, 1)"),
     "labels in a row for a column of outputs": (
         {**COLUMN, **clients((X, X[:, 0]))},
-        "a target size (torch.Size([2])) that is different to the input size (torch.Size([2, 1]))",
+        "the loss of client 0 compares each output with the labels of all samples: the output has "
+        "shape (n, 1) and y has shape (n,); give y the shape (n, 1), with y[:, None]",
     ),
     "a loss of one's own that compares each output with all labels": (
         {**COLUMN, **clients((X, X[:, 0])), "loss": lambda o, y: (o - y).square().mean()},
-        "the output has shape (2, 1), y has shape (2,); give both the same",
+        "the loss of client 0 compares each output with the labels of all samples",
+    ),
+    "a column of labels for a row of outputs": (
+        {
+            "model": nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)),
+            "test": None,
+            "loss": functional.l1_loss,
+            **clients((X, X[:, :1])),
+        },
+        "the output has shape (n,) and y has shape (n, 1); give y the shape (n,), with y[:, 0]",
     ),
     "labels from 1": (clients(GOOD, (X, Y + 1)), "client 1 has the label 2, but"),
     "a negative label": ({"test": (X, Y - 1)}, "the test set has the label -1"),
@@ -102,6 +119,7 @@ REFUSED = {
     "text": (clients((X[:2], np.array(["a", "b"]))), "an array of type <U1"),
     "other byte order": (clients((X.numpy().astype(">f4"), Y)), "an array of type >f4"),
     "lists": (clients((X.tolist(), Y.tolist())), "tensors or NumPy arrays, got float"),
+    "a data frame": (clients((Frame(), Y)), "NumPy arrays, got Frame: convert it with .to_numpy()"),
     "a DataLoader": (clients(DataLoader(TensorDataset(X, Y))), "a torch Dataset, got DataLoader"),
     "a Dataset that fails": (clients(Items(fails)), "the Dataset of client 0 fails: OSError: disk"),
     "a Dataset of dicts": (clients(Items(lambda n: {"x": X[n]})), "must be pairs (x, y), got dict"),
@@ -133,6 +151,16 @@ ONLY_IN_PYTHON = {
     "the class of a loss": ({"loss": nn.CrossEntropyLoss}, "got the class 'CrossEntropyLoss'"),
     "a metric per sample": ({"metrics": {"a": lambda output, y: output}}, "the metric 'a' fails"),
     "a metric that is None": ({"metrics": {"a": lambda output, y: None}}, "not 'NoneType'"),
+    "a metric that compares each output with all labels": (
+        {
+            **clients((X, X[:, 0])),
+            "test": (X, X[:, 0]),
+            "model": nn.Linear(4, 1),
+            "loss": lambda output, y: functional.mse_loss(output[:, 0], y),
+            "metrics": {"error": lambda output, y: (output - y).abs().mean()},
+        },
+        "the metric 'error' compares each output with the labels of all samples",
+    ),
     "a metric without a name": ({"metrics": {"": len}}, "the name of a metric must be a text"),
     "the name of a column": ({"metrics": {"rejected": len}}, "records have a column of that name"),
     "evaluate without numbers": ({"evaluate": lambda model: {"a": "b"}}, "'a' is not one"),

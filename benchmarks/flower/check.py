@@ -37,7 +37,7 @@ def speed(work: Callable[[], None]) -> float:
 
 
 def exchange(with_: socket.socket, send: int, receive: int) -> None:
-    """Send so many bytes, then wait for so many."""
+    """Send this many bytes, then wait for this many."""
     with_.sendall(bytes(send))
     while receive:
         got = len(with_.recv(min(receive, 2**16)))

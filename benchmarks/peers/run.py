@@ -109,7 +109,7 @@ def table(result: dict[str, object]) -> str:
     """The summary in Markdown."""
     head = f"seconds from start to end of {result['rounds']} rounds"
     lines = [
-        f"| system | seconds a round | times fedsift's | {head} | times fedsift's |",
+        f"| system | seconds per round | times fedsift's | {head} | times fedsift's |",
         "|---|---|---|---|---|",
     ]
     for row in result["summary"]:

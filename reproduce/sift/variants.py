@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsift.adam import AdamStep
 from fedsift.algorithms import Algorithm, Context, Memory, Phase, method
-from fedsift.algorithms.fedadamw import BLOCK, block_mean_parts, block_means, spread
+from fedsift.algorithms.fedadamw import BLOCK, block_mean_parts, block_means, constant_in_blocks
 from fedsift.algorithms.method import LocalUpdate, Q, Step, nonzero_parts
 from fedsift.algorithms.settings import (
     Beta1,
@@ -272,7 +272,7 @@ class Rule:
     def apply(self, context: Context, state: State, received: State) -> State:
         """Add the update; M may hold the last update, or the number of updates of each V."""
         if self.v_means:
-            received = received.replace(v=spread(received.v))
+            received = received.replace(v=constant_in_blocks(received.v))
         if self.against:
             update = self.against * state.m + received.w
             return State(w=state.w + update, m=update, v=state.v + received.v)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tasks import task
 
-from fedsift.advise.calibration import advise
+from fedsift.advise.calibration import calibrate
 from fedsift.advise.held_out import HELD_OUT
 from fedsift.advise.hyperparameters import Hyperparameters
 from fedsift.engine import Reference, Task
@@ -71,7 +71,7 @@ def spent(name: str, seed: int, choice: Hyperparameters, target: float) -> dict[
 def main(name: str) -> None:
     """Calibrate, validate and write the result."""
     target = TARGETS[name]
-    advice = advise(held_out(make(name, 0)), target=target, on_settings=print)
+    advice = calibrate(held_out(make(name, 0)), target=target, on_settings=print)
     print(advice.json(), flush=True)
     fields = {k: v for k, v in advice.json().items() if k not in ("reasons", "next")}
     result = {"task": name, "target": target, "advice": fields}

@@ -9,26 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fedsift.simulation import Record
+from fedsift.simulation import Record, numbers_in
 
 if TYPE_CHECKING:
     from torch import nn
 
 OnRound = Callable[..., None]
 """What :func:`fedsift.simulate` calls with each record and the global model."""
-
-
-def numbers_in(record: Record) -> dict[str, float]:
-    """Return the columns of a record that a tool can plot.
-
-    >>> numbers_in({"round": 3, "accuracy": 0.5, "loss": None, "problems": {}})
-    {'accuracy': 0.5}
-    """
-    return {
-        name: value
-        for name, value in record.items()
-        if name != "round" and isinstance(value, int | float)
-    }
 
 
 def wandb_logger(run: Any) -> OnRound:

@@ -1,12 +1,20 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from fedsift.advise import calibration
-from fedsift.advise.calibration import CalibrationRuns, advise, calibration_task, initial_settings
+from fedsift.advise.calibration import (
+    CalibrationRuns,
+    advise,
+    calibrate,
+    calibration_task,
+    initial_settings,
+)
 from fedsift.advise.coordinate_search import CoordinateSearch
 from fedsift.advise.forecast import Forecast, Point, interpolated_mibit, predicted_mibit
 from fedsift.advise.hyperparameters import CANDIDATES, Hyperparameters
@@ -179,7 +187,7 @@ def test_advice_on_a_real_task_is_complete_and_repeatable(task, monkeypatch):
     monkeypatch.setattr(calibration, "MAX_ROUNDS", 4)
     settings_lines, round_lines = [], []
     callbacks = {"on_settings": settings_lines.append, "on_round": round_lines.append}
-    advice = advise(task, rounds=2, budget_mibit=5.0, **callbacks)
+    advice = calibrate(task, rounds=2, budget_mibit=5.0, **callbacks)
     assert advice.choice.density in CANDIDATES["density"]
     assert 0 < advice.target < 1
     assert len(advice.reasons) >= 3
@@ -188,13 +196,13 @@ def test_advice_on_a_real_task_is_complete_and_repeatable(task, monkeypatch):
     assert settings_lines
     assert len(round_lines) >= sum(tried.rounds for tried in advice.tried)
     assert advice.json()["choice"] == vars(advice.choice)
-    assert advise(task, rounds=2, budget_mibit=5.0).choice == advice.choice
+    assert calibrate(task, rounds=2, budget_mibit=5.0).choice == advice.choice
 
 
 @pytest.mark.parametrize("target", [None, 0.5, 0.99])
 def test_advice_never_recommends_rounds_that_only_the_budget_justifies(task, target, monkeypatch):
     monkeypatch.setattr(calibration, "MAX_ROUNDS", 3)
-    advice = advise(task, rounds=2, budget_mibit=50.0, target=target)
+    advice = calibrate(task, rounds=2, budget_mibit=50.0, target=target)
     assert 50 / advice.choice.mibit(task.layout) > 1000
     assert advice.rounds <= MAX_EXTRAPOLATION * 3
 
@@ -214,7 +222,7 @@ def test_running_statistics_are_trained_and_counted(task, monkeypatch):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10))
     model[2].running_mean += 100  # nobody learns with these statistics
     given = replace(task, model=model, layout=Layout.of(model))
-    advice = advise(given, rounds=2, budget_mibit=5.0)
+    advice = calibrate(given, rounds=2, budget_mibit=5.0)
     curves = {x.settings.algorithm: x for x in advice.tried}
     assert set(curves) == {"fedadam-ssm", "sift"}
     assert advice.target > 0.2
@@ -224,17 +232,47 @@ def test_running_statistics_are_trained_and_counted(task, monkeypatch):
     assert more == pytest.approx(20 * 32 / 2**20)
 
 
+class Pairs(Dataset):
+    """The same samples, one at a time."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, row):
+        return self.x[row], self.y[row]
+
+
+def test_own_models_and_data_are_taken_in_every_format(monkeypatch):
+    monkeypatch.setattr(calibration, "MAX_ROUNDS", 2)
+    draw = np.random.default_rng(0)
+    clients = [(x := draw.normal(size=(30, 4)), (x[:, 0] > 0).astype(np.int32)) for _ in range(2)]
+    given = {"batch_size": 8, "rounds": 2, "budget_mibit": 5.0, "seed": 1}
+    made = nn.Linear(4, 2).double()
+    before = made.weight.clone()
+    of_arrays = advise(made, clients, **given)
+    assert torch.equal(made.weight, before)
+    of_items = advise(made, [Pairs(x, y) for x, y in clients], **given)
+    of_dicts = advise(made, [({"input": x}, y) for x, y in clients], **given)
+    assert of_arrays == of_items == of_dicts
+    assert of_arrays.choice.method.settings["lr"] == of_arrays.choice.lr
+    with pytest.raises(ValueError, match="clients is empty"):
+        advise(made, [])
+
+
 def test_defaults_that_diverge_are_reported(task):
     x, y = task.clients[0]
     broken = replace(task, clients=[(x * math.nan, y)])
     with pytest.raises(Diverged, match="defaults"):
-        advise(broken)
+        calibrate(broken)
 
 
 @pytest.mark.parametrize(("name", "value"), [("target", 1.5), ("target", 0.0), ("rounds", 0)])
 def test_bad_settings_are_refused(task, name, value):
     with pytest.raises(ValueError, match=r"target|calibration-rounds"):
-        advise(task, **{name: value})
+        calibrate(task, **{name: value})
 
 
 @pytest.mark.parametrize("accuracies", [[0.5] * 10, [0.5 + 1e-9 * n for n in range(10)]])
@@ -257,4 +295,4 @@ def test_a_forecast_far_beyond_what_was_measured_is_none():
 
 def test_a_task_without_accuracies_is_refused(task):
     with pytest.raises(ValueError, match="a test set with class labels"):
-        advise(replace(task, test=None))
+        calibrate(replace(task, test=None))

@@ -138,3 +138,8 @@ def test_a_setting_without_a_default_must_be_given():
     with pytest.raises(ValueError, match="strict needs the setting 'mu'"):
         RunConfig.from_values({"algorithm": "strict"})
     assert RunConfig.from_values({"algorithm": "strict", "mu": 0.5}).flat()["mu"] == 0.5
+
+
+def test_an_unknown_setting_is_refused_with_the_names_of_all():
+    with pytest.raises(TypeError, match=r"fedadam: .*'rate'; its settings are local_steps, lr, "):
+        METHODS["fedadam"](rate=0.1)

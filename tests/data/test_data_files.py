@@ -228,3 +228,9 @@ def test_an_unknown_data_set_gives_a_one_line_error(command, capsys):
     said = capsys.readouterr().err
     assert all(name in said for name in DATASETS)
     assert said.count("\n") == 1
+
+
+def test_a_text_by_author_has_no_download(tmp_path, capsys):
+    assert main(["data", "get", "sotu", "--data-dir", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedsift: sotu has no official download: put its files into")

@@ -86,13 +86,13 @@ def test_a_python_without_sources_gives_a_one_line_error(tmp_path, monkeypatch):
 
 
 def test_different_text_has_a_different_digest(monkeypatch):
-    before = text.digest()
+    before = text.stdlib_digest()
     first, *others = text.stdlib_documents()
     for changed in (replace(first, text=first.text + "."), replace(first, name="other")):
         monkeypatch.setattr(text, "stdlib_documents", lambda changed=changed: (changed, *others))
-        assert text.digest() != before
+        assert text.stdlib_digest() != before
     monkeypatch.setattr(text, "stdlib_documents", lambda: (first, *others))
-    assert text.digest() == before
+    assert text.stdlib_digest() == before
 
 
 @given(st.lists(st.integers(0, 9), min_size=10, max_size=60), st.integers(0, 5), st.data())
@@ -232,7 +232,7 @@ def test_a_run_records_its_text_and_cannot_be_resumed_on_another(
     assert main(["run", *RUN, "--out", "mine"]) == 0
     summary = json.loads((small_test_set / "mine" / "summary.json").read_text())
     assert (summary["model"], summary["parameters"]) == ("char-transformer", 636_128)
-    assert summary["environment"]["corpus"] == text.digest()
+    assert summary["environment"]["corpus"] == text.stdlib_digest()
     assert 0 <= summary["final_accuracy"] < 1
     config = small_test_set / "mine" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))
@@ -248,7 +248,7 @@ def test_a_run_records_its_text_and_cannot_be_resumed_on_another(
 
 def test_check_prints_the_digest_of_the_text(capsys):
     assert main(["data", "check", "python-stdlib"]) == 0
-    assert text.digest() in capsys.readouterr().out
+    assert text.stdlib_digest() in capsys.readouterr().out
 
 
 OWN = """

@@ -157,6 +157,7 @@ def test_a_regression_shows_its_loss_and_metrics_in_place_of_accuracy(regression
     shown = {name: value for value, name in tiles(comparison)}
     assert shown["final mean error"] == f"{run.history[-1]['mean error']:.2f}"
     assert "final test loss" in shown
+    assert shown["kB sent per client"] == f"{run.summary['uplink_bytes'] / 1e3:.2f}"
     assert not any("accuracy" in name for name in shown)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -574,6 +575,24 @@ def test_a_run_is_not_created_where_another_process_is_creating_one(tmp_path):
     with folder.locked(), pytest.raises(ConfigError, match="another process is using"):
         RunFolder.create(tmp_path, CONFIG)
     assert not folder.config_file.exists()
+
+
+def test_the_lock_of_a_killed_process_does_not_live_on_in_its_workers(tmp_path):
+    folder, (read, write) = RunFolder(tmp_path), os.pipe()
+    owner = os.fork()
+    if not owner:
+        with folder.locked():
+            if not os.fork():
+                os.write(write, str(os.getpid()).encode())
+            signal.pause()
+    worker = int(os.read(read, 20))
+    assert folder.is_in_use()
+    os.kill(owner, signal.SIGKILL)
+    os.waitpid(owner, 0)
+    try:
+        assert not folder.is_in_use()
+    finally:
+        os.kill(worker, signal.SIGKILL)
 
 
 def test_a_changed_setting_cannot_be_resumed_but_more_rounds_can(stopped, capsys):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 from fedsift.advise.coordinate_search import CoordinateSearch
 from fedsift.advise.forecast import Curve, Forecast, Point, best_accuracy, predicted_mibit
-from fedsift.advise.held_out import held_out_parts
+from fedsift.advise.held_out import held_out_parts, hold_out
 from fedsift.advise.hyperparameters import CANDIDATES, Hyperparameters
 from fedsift.advise.recommendation import Advice, next_steps, recommended_rounds, search_reasons
 from fedsift.algorithms import fedadam_ssm
@@ -18,8 +22,9 @@ from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot
 from fedsift.runs.compare import mibit
 from fedsift.runs.config import RunConfig
+from fedsift.runs.parts import Parts
 from fedsift.simulation import Options, Record, engine_for, prepare, run_rounds
-from fedsift.task import statistics_of
+from fedsift.task import Loss, statistics_of
 from fedsift.vector import Layout
 
 MIN_ROUNDS = 5
@@ -66,17 +71,12 @@ def calibration_task(config: RunConfig) -> Task:
     >>> [len(x) for x, _ in task.clients], len(task.test[0])
     ([576, 575], 287)
     """
-    parts = held_out_parts(config)
-    options = Options(
-        batch_size=config.batch_size or None,
-        participation=1.0,
-        dropout=0.0,
-        min_clients=0,
-        wire="count",
-        loss=parts.loss,
-        seed=config.seed,
-        device="cpu",
-    )
+    return task_of(held_out_parts(config), config.batch_size or None, config.seed)
+
+
+def task_of(parts: Parts, batch_size: int | None, seed: int) -> Task:
+    """Return the task of training a model on the clients' data."""
+    options = Options(batch_size, loss=parts.loss, seed=seed, device="cpu")
     return prepare(parts.model, parts.clients, parts.test, fedadam_ssm(), options).task
 
 
@@ -116,6 +116,42 @@ def _ignore(line: str) -> None:
 
 
 def advise(
+    model: nn.Module,
+    clients: Sequence[Any],
+    *,
+    loss: Loss = cross_entropy,
+    batch_size: int | None = 64,
+    seed: int = 0,
+    budget_mibit: float = 50.0,
+    target: float | None = None,
+    rounds: int = 5,
+    on_settings: LineCallback = _ignore,
+    on_round: LineCallback = _ignore,
+) -> Advice:
+    """Recommend L, the learning rate, the density and the rounds for a model and its data.
+
+    The arguments are those of :func:`fedsift.simulate`, and those of :func:`calibrate`. A fifth of
+    each client's samples is held out to judge the settings. The model is not changed.
+
+    >>> x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
+    >>> y = (x[:, 0] > 0).long()
+    >>> advice = advise(nn.Linear(2, 2), [(x[:25], y[:25]), (x[25:], y[25:])], rounds=1)
+    >>> advice.choice.lr in CANDIDATES["lr"]
+    True
+    """
+    kept, held = hold_out(clients, seed, Layout.of(model).dtype)
+    task = task_of(Parts(model, kept, held, loss), batch_size, seed)
+    return calibrate(
+        task,
+        budget_mibit=budget_mibit,
+        target=target,
+        rounds=rounds,
+        on_settings=on_settings,
+        on_round=on_round,
+    )
+
+
+def calibrate(
     task: Task,
     *,
     budget_mibit: float = 50.0,
@@ -124,7 +160,7 @@ def advise(
     on_settings: LineCallback = _ignore,
     on_round: LineCallback = _ignore,
 ) -> Advice:
-    """Calibrate on a task and recommend L, the learning rate, the density and the rounds.
+    """Train on a task, and recommend L, the learning rate, the density and the rounds.
 
     The settings are judged by the task's test set: give held-out data there, as
     :func:`calibration_task` does, not the data you report results on. First the paper's defaults
@@ -132,12 +168,6 @@ def advise(
     Other settings are then compared by the uplink with which they reach the same accuracy.
     ``on_settings`` receives a line for all settings tried, ``on_round`` a line per round.
 
-    >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
-    >>> y = (x[:, 0] > 0).long()
-    >>> clients, model = [(x[:20], y[:20]), (x[20:], y[20:])], nn.Linear(2, 2)
-    >>> task = Task(model, nn.functional.cross_entropy, clients, (x, y), None, 0, Layout.of(model))
-    >>> advise(task, rounds=1).choice.lr in CANDIDATES["lr"]
-    True
     """
     if target is not None and not 0 < target < 1:
         raise ValueError(f"target must be in (0, 1), got {target}")

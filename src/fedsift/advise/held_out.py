@@ -14,8 +14,10 @@ from fedsift.data import load, partition_indices
 from fedsift.runs.config import RunConfig
 from fedsift.runs.parts import Parts, built_in_model, user_parts
 from fedsift.seeding import stream
+from fedsift.simulation.preparation import check_clients
 from fedsift.task.samples import Data, DatasetItems, as_data, map_tree, select_rows, size_of
 from fedsift.task.user_code import is_user_code
+from fedsift.vector import Layout
 
 HELD_OUT = 5
 """One training sample out of this many is held out to judge the settings."""
@@ -42,15 +44,29 @@ def of_dataset(config: RunConfig) -> Parts:
 
 def held_out_user_parts(config: RunConfig) -> Parts:
     """Hold out samples of each client of the user's own data."""
-    parts, clients, held = user_parts(config), [], []
-    for n, given in enumerate(parts.clients):
-        data = as_data(f"client {n}", given, "cpu", torch.get_default_dtype())
-        order = stream(config.seed, "held out", n).permutation(size_of(data))
+    parts = user_parts(config)
+    clients, test = hold_out(parts.clients, config.seed, Layout.of(parts.model).dtype)
+    return replace(parts, clients=clients, test=test)
+
+
+def hold_out(clients: Sequence[Any], seed: int, dtype: torch.dtype) -> tuple[list[Any], Any]:
+    """Return each client's data without a fifth of its samples, and these samples as a test set.
+
+    >>> x = torch.zeros(10, 3)
+    >>> clients, (held, _) = hold_out([(x, x), (x, x)], seed=0, dtype=torch.float32)
+    >>> [len(x) for x, _ in clients], len(held)
+    ([8, 8], 4)
+    """
+    check_clients(clients)
+    kept, held = [], []
+    for n, given in enumerate(clients):
+        data = as_data(f"client {n}", given, "cpu", dtype)
+        order = stream(seed, "held out", n).permutation(size_of(data))
         cut = len(order) // HELD_OUT
-        clients.append(rows_of(data, order[cut:]))
+        kept.append(rows_of(data, order[cut:]))
         if cut:
             held.append(rows_of(data, order[:cut]))
-    return replace(parts, clients=clients, test=joined(held))
+    return kept, joined(held)
 
 
 def rows_of(data: Data, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Any:

@@ -61,11 +61,11 @@ def with_buffers(algorithm: Algorithm, layout: Layout, buffers: str) -> Algorith
         lengths={**algorithm.lengths, "b": layout.buffers.d},
     )
     if buffers == "average":
-        return replace(wrapped, phase=lambda round: averaged(algorithm.phase(round), layout))
+        return replace(wrapped, phase=lambda round: with_averaging(algorithm.phase(round), layout))
     own = OwnLayers.of(algorithm.state, layout)
     return replace(
         wrapped,
-        phase=lambda round: kept(algorithm.phase(round), own),
+        phase=lambda round: with_kept_layers(algorithm.phase(round), own),
         client_memory=(*algorithm.client_memory, OWN),
         lengths={**wrapped.lengths, OWN: own.length},
     )
@@ -81,7 +81,7 @@ def joined(state: State, b: Tensor) -> State:
     return State(**dict(state.items()), b=b)
 
 
-def averaged(phase: Phase, layout: Layout) -> Phase:
+def with_averaging(phase: Phase, layout: Layout) -> Phase:
     """Return a phase that also averages the buffers."""
     assert layout.buffers is not None
     extra_bits = Q * layout.buffers.d
@@ -225,7 +225,7 @@ class OwnLayers:
         return torch.cat([w.index_copy(0, self.places.to(w.device), mine), b])
 
 
-def kept(phase: Phase, own: OwnLayers) -> Phase:
+def with_kept_layers(phase: Phase, own: OwnLayers) -> Phase:
     """Return a phase in which each client keeps its normalization layers."""
 
     def local_start(state: State, memory: Memory) -> State:

@@ -93,7 +93,7 @@ def compressed(
         phase = algorithm.phase(round)
 
         def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
-            inner = without(memory, ["residual"])
+            inner = without_vectors(memory, ["residual"])
             parts, kept = checked_message(phase.send(context, update, inner), inner, "send")
             vectors, payloads = dense_vectors(algorithm.name, parts)
             target = vectors.pop("w") + decay * memory["residual"]
@@ -101,7 +101,7 @@ def compressed(
             return (part, *payloads), {**kept, "residual": residual_after(target, part, "w")}
 
         def broadcast(context: Context, mean: State, memory: Memory) -> tuple[Parts, Memory]:
-            inner = without(memory, residuals)
+            inner = without_vectors(memory, residuals)
             message = phase.broadcast(context, mean, inner)
             parts, kept = checked_message(message, inner, "broadcast")
             total = summed(parts, mean)
@@ -192,7 +192,7 @@ def is_exact(part: Part) -> bool:
     return all(coded.coder == lossless(coded.dtype) for coded in part.values.values())
 
 
-def without(memory: Memory, names: Sequence[str]) -> Memory:
+def without_vectors(memory: Memory, names: Sequence[str]) -> Memory:
     """Return a memory without some of its vectors."""
     return {name: x for name, x in memory.items() if name not in names}
 

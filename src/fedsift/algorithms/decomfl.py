@@ -77,7 +77,7 @@ def decomfl(
         w, slopes = state.w, received.p.view(local_steps, perturbations)
         for step, along in enumerate(slopes, 1):
             zs = directions(w, context.seed, context.round, step, perturbations)
-            w = moved(w, along, zs, lr)
+            w = after_slopes(w, along, zs, lr)
         return state.replace(w=w)
 
     phase = Phase(
@@ -126,7 +126,7 @@ class SlopeStep:
         zs = directions_of_step(x.w, context, self.perturbations)
         earlier = context.memory["slopes"][:, self.perturbations :]
         memory = {"slopes": torch.cat([earlier, slopes], -1)}
-        return x.replace(w=moved(x.w, slopes, zs, self.lr)), memory
+        return x.replace(w=after_slopes(x.w, slopes, zs, self.lr)), memory
 
 
 def directions_of_step(w: Tensor, context: StepContext, number: int) -> Iterator[Tensor]:
@@ -134,7 +134,7 @@ def directions_of_step(w: Tensor, context: StepContext, number: int) -> Iterator
     return directions(w, context.seed, context.round, context.step, number)
 
 
-def moved(w: Tensor, slopes: Tensor, zs: Iterable[Tensor], lr: float) -> Tensor:
+def after_slopes(w: Tensor, slopes: Tensor, zs: Iterable[Tensor], lr: float) -> Tensor:
     """Return w - η mean_p(g_p z_p), for slopes ``(..., P)``."""
     total = torch.zeros_like(w)
     for p, z in enumerate(zs):

@@ -59,8 +59,8 @@ def e3sfc(
     def compress(context: Context, residual: Tensor, place: int) -> Tensor:
         x, y = random_sample(context, place)
         with one_thread():
-            x, y = searched(context, residual, x, y, sample_steps, sample_lr)
-            s = factor(sample_gradient(context, context.state.w, x, y), residual)
+            x, y = search_sample(context, residual, x, y, sample_steps, sample_lr)
+            s = best_factor(sample_gradient(context, context.state.w, x, y), residual)
         return torch.cat([x.flatten(), y.flatten(), s[None]]).to(residual)
 
     def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
@@ -124,7 +124,7 @@ def random_sample(context: Context, place: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def searched(
+def search_sample(
     context: Context, target: Tensor, x: Tensor, y: Tensor, steps: int, lr: float
 ) -> tuple[Tensor, Tensor]:
     """Descend on 1 − |cos(∇f(W; x, y), target)| from the sample (x, y)."""
@@ -153,10 +153,10 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     return cosine
 
 
-def factor(gradient: Tensor, target: Tensor) -> Tensor:
+def best_factor(gradient: Tensor, target: Tensor) -> Tensor:
     """Return s = cos ‖target‖ / ‖gradient‖, for which s∇ is closest to the target.
 
-    >>> factor(torch.tensor([3.0, 0.0]), torch.tensor([1.0, 1.0]))
+    >>> best_factor(torch.tensor([3.0, 0.0]), torch.tensor([1.0, 1.0]))
     tensor(0.3333)
     """
     return gradient.dot(target) / gradient.dot(gradient).clamp(min=TINY)

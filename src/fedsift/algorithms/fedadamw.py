@@ -77,7 +77,7 @@ def fedadamw(
 
     def apply(context: Context, state: State, received: State) -> State:
         update = correction * state.m + received.w
-        return State(w=state.w + update, m=update, v=spread(received.v))
+        return State(w=state.w + update, m=update, v=constant_in_blocks(received.v))
 
     def paper_bits(d: int) -> float:
         return (d + math.ceil(d / BLOCK)) * Q
@@ -122,10 +122,10 @@ def block_means(v: Tensor) -> Tensor:
     return torch.cat(means, dim=-1)
 
 
-def spread(means: Tensor) -> Tensor:
+def constant_in_blocks(means: Tensor) -> Tensor:
     """Replace each coordinate by the first one of its block.
 
-    >>> spread(torch.tensor([2.0, 0.0]))
+    >>> constant_in_blocks(torch.tensor([2.0, 0.0]))
     tensor([2., 2.])
     """
     return means[..., ::BLOCK].repeat_interleave(BLOCK, dim=-1)[..., : means.shape[-1]]

@@ -42,7 +42,11 @@ class Method:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Algorithm:
         """Make the algorithm, with its settings checked."""
-        bound = signature(self.make).bind(*args, **kwargs)
+        try:
+            bound = signature(self.make).bind(*args, **kwargs)
+        except TypeError as problem:
+            names = ", ".join(self.settings)
+            raise TypeError(f"{self.name}: {problem}; its settings are {names}") from None
         bound.apply_defaults()
         given = {key: self.settings[key].checked(x) for key, x in bound.arguments.items()}
         made = self.in_round(given, 1)
@@ -84,7 +88,7 @@ class Method:
             "function": self.make.__name__,
             "label": self.label,
             "summary": (inspect.getdoc(self.make) or "").split("\n")[0],
-            "citation": paragraph(sys.modules[self.make.__module__].__doc__, 1),
+            "citation": docstring_paragraph(sys.modules[self.make.__module__].__doc__, 1),
             "color": self.color,
             "dashed": self.dashed,
             "settings": [setting.describe() for setting in self.settings.values()],
@@ -287,10 +291,10 @@ def describe() -> list[dict[str, Any]]:
     return [METHODS[name].describe() for name in sorted(METHODS)]
 
 
-def paragraph(text: str | None, number: int) -> str:
+def docstring_paragraph(text: str | None, number: int) -> str:
     r"""Return one paragraph of a docstring on one line, or "" if there is none.
 
-    >>> paragraph("Title.\n\nFirst\nlines.", 1)
+    >>> docstring_paragraph("Title.\n\nFirst\nlines.", 1)
     'First lines.'
     """
     paragraphs = inspect.cleandoc(text or "").split("\n\n")

@@ -37,7 +37,7 @@ class FolderRun:
         start: Result | Snapshot | None,
     ) -> None:
         self.config, self.federation, self.resources = config, federation, ExitStack()
-        begin = beginning(path, federation, start)  # before anything is written
+        begin = start_function(path, federation, start)  # before anything is written
         self.folder = RunFolder.create_or_extend(path, config)
         try:
             self.resources.enter_context(self.folder.locked())
@@ -84,7 +84,7 @@ class FolderRun:
         self.is_finished = True
 
 
-def beginning(path: Path, federation: Federation, start: Result | Snapshot | None) -> Begin:
+def start_function(path: Path, federation: Federation, start: Result | Snapshot | None) -> Begin:
     """Return the function that begins the run; evaluate the initial model if there is no folder."""
     begin: Begin = partial(begin_run, federation, start)
     if exists(RunFolder(path).config_file):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedsift.algorithms import Algorithm
-from fedsift.api.iterator import OnRound, Rounds, begin
+from fedsift.api.iterator import OnRound, Rounds, begin_rounds
 from fedsift.api.result import Result
 from fedsift.engine.evaluation import Evaluate, Metric
 from fedsift.federation.norm_bound import MAX_NORM_RATIO
@@ -167,7 +167,7 @@ def simulate(
     ([0, 1, 2], torch.Size([8]))
 
     """
-    run = begin(locals(), is_shown=progress is not False)
+    run = begin_rounds(locals(), is_shown=progress is not False)
     with closing(run):
         while run.advance():
             pass
@@ -208,4 +208,4 @@ def rounds(*args: Any, **kwargs: Any) -> Rounds:
     """
     given = inspect.signature(simulate).bind(*args, **kwargs)
     given.apply_defaults()
-    return begin(given.arguments, is_shown=bool(given.arguments["progress"]))
+    return begin_rounds(given.arguments, is_shown=bool(given.arguments["progress"]))

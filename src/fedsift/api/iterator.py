@@ -127,7 +127,7 @@ class Rounds(Iterator[tuple[Record, nn.Module, Snapshot]]):
         )
 
 
-def begin(given: Mapping[str, Any], is_shown: bool) -> Rounds:
+def begin_rounds(given: Mapping[str, Any], is_shown: bool) -> Rounds:
     """Check the arguments of :func:`fedsift.simulate`, and return its rounds."""
     rounds, start, on_round = given["rounds"], given["start"], with_model(given["on_round"])
     keep = given["keep_checkpoints"]
@@ -150,18 +150,18 @@ def begin(given: Mapping[str, Any], is_shown: bool) -> Rounds:
     else:
         settings |= identity_of(federation, start) | {"keep_checkpoints": keep}
         run = FolderRun(Path(given["out"]), PythonConfig(settings), federation, start)
-    show = display(algorithm.name, rounds, run) if is_shown else nullcontext(ignore)
+    show = display(algorithm.name, rounds, run) if is_shown else nullcontext(show_nothing)
     return Rounds(federation, settings, run, on_round, show)
 
 
 def display(name: str, rounds: int, run: InMemoryRun | FolderRun) -> AbstractContextManager[Show]:
     """Return the progress display of a run, unless it is finished."""
     if run.is_finished:
-        return nullcontext(ignore)
+        return nullcontext(show_nothing)
     return round_progress(name, rounds, finished=run.snapshot.round)
 
 
-def ignore(record: Mapping[str, Any]) -> None:
+def show_nothing(record: Mapping[str, Any]) -> None:
     """Do not show a record."""
 
 
@@ -177,9 +177,9 @@ def with_model(on_round: OnRound | None) -> OnRound | None:
     ...
     ValueError: on_round is called with (record, model), but this function takes ()
     """
-    if on_round is None or takes(on_round, 2):
+    if on_round is None or accepts_arguments(on_round, 2):
         return on_round
-    if not takes(on_round, 1):
+    if not accepts_arguments(on_round, 1):
         raise ValueError(
             "on_round is called with (record, model), but this function takes "
             f"{inspect.signature(on_round)}"
@@ -187,7 +187,7 @@ def with_model(on_round: OnRound | None) -> OnRound | None:
     return lambda record, model: on_round(record)
 
 
-def takes(function: Callable[..., Any], arguments: int) -> bool:
+def accepts_arguments(function: Callable[..., Any], arguments: int) -> bool:
     """Whether a function can be called with this many arguments."""
     try:
         inspect.signature(function).bind(*range(arguments))

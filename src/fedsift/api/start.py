@@ -86,11 +86,11 @@ def on_device(snapshot: Snapshot, federation: Federation, memory_file: Path | No
         snapshot,
         state=snapshot.state.map(lambda x: x.to(device)),
         server_memory={name: x.to(device) for name, x in snapshot.server_memory.items()},
-        client_memory=stored(snapshot.client_memory, federation, memory_file),
+        client_memory=copy_memories(snapshot.client_memory, federation, memory_file),
     )
 
 
-def stored(memories: Memories, federation: Federation, memory_file: Path | None) -> Memories:
+def copy_memories(memories: Memories, federation: Federation, memory_file: Path | None) -> Memories:
     """Return a copy of the clients' memories, in a file if they are large."""
     device = federation.task.device
     if not federation.needs_memory_file:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from fedsift.cli.bounds import option
 from fedsift.cli.exit_codes import user_input
-from fedsift.cli.options import Data, DataDir, Json
+from fedsift.cli.options import Data, DataDir, Json, option
 from fedsift.cli.terminal import err, out, plain_table
 
 if TYPE_CHECKING:
@@ -57,8 +56,7 @@ def advise(
     * `fedsift advise --data my_data:load --model my_model:make`
 
     """
-    from fedsift.advise.calibration import advise as calibrate
-    from fedsift.advise.calibration import calibration_task
+    from fedsift.advise.calibration import calibrate, calibration_task
     from fedsift.cli.settings import merge_config_file
     from fedsift.runs.config import RunConfig
 

@@ -7,20 +7,14 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Table
 
 from fedsift.cli.exit_codes import user_input
-from fedsift.cli.options import Json
+from fedsift.cli.options import Json, option
 from fedsift.cli.terminal import number_table, out, plain_table
 
 if TYPE_CHECKING:
     from fedsift.theory.convergence import Bound, ConvergenceSetting
-
-
-def option(flag: str, text: str, shown_default: str | bool = True) -> Any:
-    """Return an option with its help text; a default of None is shown as ``shown_default``."""
-    return typer.Option(flag, help=text, show_default=shown_default)
 
 
 def bounds(
@@ -88,17 +82,17 @@ def all_bounds(setting: ConvergenceSetting, rounds: int, gap: float, mu: float) 
     )
     order = coefficient_order(d=s.d, **shared)
     return {
-        "theorem_1": {**logs(vars(theorem)), "vacuous": theorem.log_phi >= travel},
-        "sharper": {**logs(vars(sharper)), "vacuous": sharper.log_phi >= travel},
-        "travel": logs({"log_bound": travel}),
+        "theorem_1": {**finite_logs(vars(theorem)), "vacuous": theorem.log_phi >= travel},
+        "sharper": {**finite_logs(vars(sharper)), "vacuous": sharper.log_phi >= travel},
+        "travel": finite_logs({"log_bound": travel}),
         "proposition_1": {
             **vars(order),
             "beta2_limit": beta2_limit(d=s.d, rho=s.rho, grad_bound=s.grad_bound),
         },
-        "theorem_2": parts(nonconvex_bound(s, rounds=rounds, gap=gap)),
-        "theorem_2_printed": parts(nonconvex_bound(s, rounds=rounds, gap=gap, printed=True)),
-        "theorem_3": parts(pl_bound(s, rounds=rounds, gap=gap, mu=mu)),
-        "theorem_3_printed": parts(pl_bound(s, rounds=rounds, gap=gap, mu=mu, printed=True)),
+        "theorem_2": bound_parts(nonconvex_bound(s, rounds=rounds, gap=gap)),
+        "theorem_2_printed": bound_parts(nonconvex_bound(s, rounds=rounds, gap=gap, printed=True)),
+        "theorem_3": bound_parts(pl_bound(s, rounds=rounds, gap=gap, mu=mu)),
+        "theorem_3_printed": bound_parts(pl_bound(s, rounds=rounds, gap=gap, mu=mu, printed=True)),
         "local_steps_threshold_printed": local_steps_threshold(
             d=s.d, density=s.density, eps=s.eps, rho=s.rho, grad_bound=s.grad_bound, gap=gap,
             rounds=rounds,
@@ -106,12 +100,12 @@ def all_bounds(setting: ConvergenceSetting, rounds: int, gap: float, mu: float) 
     }  # fmt: skip
 
 
-def logs(values: dict[str, float]) -> dict[str, float | None]:
+def finite_logs(values: dict[str, float]) -> dict[str, float | None]:
     """Return logarithms for JSON, with None for -inf."""
     return {name: x if math.isfinite(x) else None for name, x in values.items()}
 
 
-def parts(bound: Bound) -> dict[str, Any]:
+def bound_parts(bound: Bound) -> dict[str, Any]:
     """Return the parts of a convergence bound, their sum, and whether the bound is vacuous."""
     return {**vars(bound), "total": bound.total, "vacuous": bound.vacuous}
 
@@ -130,18 +124,20 @@ def deviation_table(found: dict[str, Any]) -> Table:
         "Theorem 1: deviation from centralized Adam after L steps, log₁₀", headings
     )
     for name, row in (("Theorem 1", found["theorem_1"]), ("sharper", found["sharper"])):
-        shown = [decimal(row[f"log_{c}"]) for c in ("gamma", "lambda", "theta", "phi")]
-        table.add_row(name, *shown, yes(row["vacuous"]))
-    table.add_row("trivial bound", "", "", "", decimal(found["travel"]["log_bound"]), "")
+        shown = [log10_text(row[f"log_{c}"]) for c in ("gamma", "lambda", "theta", "phi")]
+        table.add_row(name, *shown, yes_no(row["vacuous"]))
+    table.add_row("trivial bound", "", "", "", log10_text(found["travel"]["log_bound"]), "")
     return table
 
 
 def order_table(order: dict[str, Any]) -> Table:
     """Return Proposition 1: its condition, and whether its conclusion holds."""
     table = plain_table("Proposition 1: Γ > Θ > Λ", show_header=False)
-    table.add_row("β₂ below the limit", f"{yes(order['condition'])} ({order['beta2_limit']:.6f})")
-    table.add_row("Γ > Θ", yes(order["gamma_over_theta"]))
-    table.add_row("Θ > Λ", yes(order["theta_over_lambda"]))
+    table.add_row(
+        "β₂ below the limit", f"{yes_no(order['condition'])} ({order['beta2_limit']:.6f})"
+    )
+    table.add_row("Γ > Θ", yes_no(order["gamma_over_theta"]))
+    table.add_row("Θ > Λ", yes_no(order["theta_over_lambda"]))
     return table
 
 
@@ -158,23 +154,23 @@ def convergence_table(found: dict[str, Any]) -> Table:
     }  # fmt: skip
     for key, label in parts.items():
         table.add_row(label, *(f"{found[name][key]:.2e}" for name in names))
-    table.add_row("vacuous", *(yes(found[name]["vacuous"]) for name in names))
+    table.add_row("vacuous", *(yes_no(found[name]["vacuous"]) for name in names))
     return table
 
 
-def decimal(natural: float | None) -> str:
+def log10_text(natural: float | None) -> str:
     """Return a natural logarithm as a decimal one.
 
-    >>> decimal(math.log(1000)), decimal(None)
+    >>> log10_text(math.log(1000)), log10_text(None)
     ('3.00', '−∞')
     """
     return "−∞" if natural is None else f"{natural / math.log(10):.2f}"
 
 
-def yes(x: bool) -> str:
+def yes_no(x: bool) -> str:
     """Return yes or no.
 
-    >>> yes(True), yes(False)
+    >>> yes_no(True), yes_no(False)
     ('yes', 'no')
     """
     return "yes" if x else "no"

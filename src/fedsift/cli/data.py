@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from fedsift.cli.catalog import catalog
 from fedsift.cli.options import DataDir
 from fedsift.cli.terminal import err, out, plain_table
-from fedsift.errors import require_choice
+from fedsift.errors import ConfigError, require_choice
 
 if TYPE_CHECKING:
     from fedsift.data.official_sources import Download, Source
@@ -47,9 +47,9 @@ def list_sets(data_dir: DataDir = None) -> None:
 
 def location(source: Source) -> str:
     """Return the folder of a data set's files, or how many of them are missing."""
-    from fedsift.data.folder import find
+    from fedsift.data.folder import find_file
 
-    found = [find(file.path) for file in source.files]
+    found = [find_file(file.path) for file in source.files]
     if None in found:
         return f"{found.count(None)} of {len(found)} files are missing"
     return ", ".join(sorted({str(path.parent) for path in found if path}))
@@ -119,7 +119,7 @@ def check(name: Name, data_dir: DataDir = None) -> None:
     """
     from fedsift.data.datasets import DATASETS, digest_of
     from fedsift.data.download import file_state
-    from fedsift.data.folder import data_folder, find
+    from fedsift.data.folder import data_folder, find_file
 
     source = source_of(name, data_dir)
     if source is None:
@@ -129,16 +129,21 @@ def check(name: Name, data_dir: DataDir = None) -> None:
         return
     states = {file.path: file_state(file) for file in source.files}
     for path, state in states.items():
-        out.print(f"{state:9} {find(path) or data_folder() / path}", soft_wrap=True)
+        out.print(f"{state:9} {find_file(path) or data_folder() / path}", soft_wrap=True)
     if set(states.values()) != {"ok"}:
         raise typer.Exit(1)
 
 
 def source_of(name: str, data_dir: Path | None) -> Source | None:
     """Set the data folder; return a data set's source, or None if it needs no download."""
-    from fedsift.data.folder import use_data_folder
+    from fedsift.data.folder import data_folder, use_data_folder
     from fedsift.data.official_sources import SOURCES
 
     use_data_folder(data_dir)
+    if name in catalog()["texts"]:
+        raise ConfigError(
+            f"{name} has no official download: put its files into {data_folder() / name}; the "
+            "guide to language models says where they are"
+        )
     require_choice("dataset", name, NAMES)
     return SOURCES.get(name)

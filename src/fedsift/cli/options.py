@@ -230,6 +230,11 @@ def option_parameter(
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
+def option(flag: str, text: str, shown_default: bool | str = True, **more: Any) -> Any:
+    """Declare an option of one command; ``shown_default`` replaces its default in the help."""
+    return typer.Option(flag, help=text, show_default=shown_default, **more)
+
+
 def path(text: str) -> Path:
     """Return a path; refuse an empty one, which an unset shell variable can cause."""
     if not text:

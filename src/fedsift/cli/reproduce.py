@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedsift.cli.exit_codes import user_input
-from fedsift.cli.options import DataDir, path
+from fedsift.cli.options import DataDir, option, path
 from fedsift.cli.reproduce_tables import (
     is_selected,
     language_table,
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from fedsift.reproduce.parallel import BatchOptions, RunStatus
     from fedsift.reproduce.plan import PlannedRun, Selection
     from fedsift.simulation import Record
-
-
-def option(flag: str, text: str, default: bool | str = True, **more: Any) -> Any:
-    """Declare an option; ``default`` is what the help shows as its default."""
-    return typer.Option(flag, help=text, show_default=default, **more)
 
 
 def reproduce(

@@ -32,12 +32,12 @@ def paper_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
     add_columns(table, ("method", "Mibit", "ratio", "seeds", "rounds", "paper", "ratio", "best %"))
     for line in lines:
         reached = f"{line['reached']}/{len(line['seeds'])}"
-        ours = number(line["mibit"], "∞")
-        paper = number(line["paper_mibit"], "∞" if line["in_paper"] else "–")
-        ratios = [number(line[key], "", "×") for key in ("ratio", "paper_ratio")]
+        ours = number_text(line["mibit"], "∞")
+        paper = number_text(line["paper_mibit"], "∞" if line["in_paper"] else "–")
+        ratios = [number_text(line[key], "", "×") for key in ("ratio", "paper_ratio")]
         runs = (reached, str(line["rounds"]))
         best = line["best_accuracy"]
-        percent = number(None if best is None else 100 * best, "–")
+        percent = number_text(None if best is None else 100 * best, "–")
         table.add_row(line["method"], ours, ratios[0], *runs, paper, ratios[1], percent)
     return table
 
@@ -78,8 +78,10 @@ def traffic_cells(cost: dict[str, Any]) -> list[str]:
     """Return the MB up, down and both to a target, with the ratios of up and both."""
     if cost["up"] is None:
         return [f"∞ ({cost['reached']}/{cost['of']})", "", "", "", ""]
-    up, down, both = (short(cost[key]["mean"]) for key in ("up", "down", "both"))
-    ratios = ["" if x is None else f"{short(x)}×" for x in (cost["ratio_up"], cost["ratio_both"])]
+    up, down, both = (three_digits(cost[key]["mean"]) for key in ("up", "down", "both"))
+    ratios = [
+        "" if x is None else f"{three_digits(x)}×" for x in (cost["ratio_up"], cost["ratio_both"])
+    ]
     return [up, ratios[0], down, both, ratios[1]]
 
 
@@ -91,19 +93,19 @@ def deviation_cells(cost: dict[str, Any]) -> list[str]:
     return [up, "", down, both, ""]
 
 
-def short(x: float) -> str:
+def three_digits(x: float) -> str:
     """Format a number with three significant digits and at most four decimals.
 
-    >>> short(12345.6), short(37.12), short(0.01234), short(0.0044676)
+    >>> three_digits(12345.6), three_digits(37.12), three_digits(0.01234), three_digits(0.0044676)
     ('12346', '37.1', '0.0123', '0.0045')
     """
     return f"{x:.0f}" if x >= 100 else f"{round(x, 4):.3g}"
 
 
-def number(x: float | None, missing: str, unit: str = "") -> str:
+def number_text(x: float | None, missing: str, unit: str = "") -> str:
     """Format a number with two decimals, or without decimals if it is at least 1000.
 
-    >>> number(2.944, "∞", "×"), number(18559.3, ""), number(None, "∞")
+    >>> number_text(2.944, "∞", "×"), number_text(18559.3, ""), number_text(None, "∞")
     ('2.94×', '18559', '∞')
     """
     return missing if x is None else f"{x:.{2 if x < 1000 else 0}f}{unit}"
@@ -118,8 +120,8 @@ def language_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
     add_columns(table, LANGUAGE)
     budgets = [key for key in lines[0] if key.startswith("perplexity_at_")]
     for line in lines:
-        spent = [number(line[key], "∞") for key in ("megabytes", "both_ways")]
-        found = [number(line[key], "–") for key in (*budgets, "final_perplexity")]
+        spent = [number_text(line[key], "∞") for key in ("megabytes", "both_ways")]
+        found = [number_text(line[key], "–") for key in (*budgets, "final_perplexity")]
         table.add_row(line["method"], *spent, *found)
     table.caption = "1, 10 and 100 MB: the perplexity within this uplink per client"
     return table

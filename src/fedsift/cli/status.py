@@ -26,7 +26,7 @@ FEW = 5
 
 
 @dataclass(frozen=True)
-class Look:
+class StatusReading:
     """A look at a run: its status, whether it is in progress, and when that was read."""
 
     folder: RunFolder
@@ -35,7 +35,7 @@ class Look:
     now: float
 
     @classmethod
-    def at(cls, folder: RunFolder) -> Look:
+    def at(cls, folder: RunFolder) -> StatusReading:
         """Look at the run in a folder."""
         is_running = folder.is_in_use()  # the status may be newer than this, never older
         return cls(folder, is_running, read_status(folder.status_file), time.time())
@@ -50,18 +50,18 @@ def show_status(path: Path, watch: bool, is_json: bool) -> int:
     """Print the status once, or until the run ends; return the exit code."""
     with user_input(), printed_json() if is_json else table_on_screen(watch) as show:
         folder = RunFolder.open(path)
-        show(look := Look.at(folder))
+        show(look := StatusReading.at(folder))
         while watch and look.is_running:
             time.sleep(WATCH_SECONDS)
-            show(look := Look.at(folder))
+            show(look := StatusReading.at(folder))
     return 0 if look.is_running else TRAINING_FAILED
 
 
 @contextmanager
-def printed_json() -> Iterator[Callable[[Look], None]]:
+def printed_json() -> Iterator[Callable[[StatusReading], None]]:
     """Yield a function that prints one JSON object per line."""
 
-    def show(look: Look) -> None:
+    def show(look: StatusReading) -> None:
         about = {"running": look.is_running, "seconds_left": look.seconds_left}
         print(json.dumps({**about, **asdict(look.status)}), flush=True)
 
@@ -69,7 +69,7 @@ def printed_json() -> Iterator[Callable[[Look], None]]:
 
 
 @contextmanager
-def table_on_screen(is_live: bool) -> Iterator[Callable[[Look], None]]:
+def table_on_screen(is_live: bool) -> Iterator[Callable[[StatusReading], None]]:
     """Yield a function that prints a table, or replaces the last one."""
     if not is_live:
         yield lambda look: out.print(status_table(look))
@@ -78,7 +78,7 @@ def table_on_screen(is_live: bool) -> Iterator[Callable[[Look], None]]:
         yield lambda look: live.update(status_table(look), refresh=True)
 
 
-def status_table(look: Look) -> Table:
+def status_table(look: StatusReading) -> Table:
     """Return a status as a table."""
     table = plain_table(f"{look.folder.path}: {state_text(look)}", show_header=False)
     table.add_column(style="dim")
@@ -88,7 +88,7 @@ def status_table(look: Look) -> Table:
     return table
 
 
-def state_text(look: Look) -> str:
+def state_text(look: StatusReading) -> str:
     """Return in a few words what the run is doing."""
     status = look.status
     if not look.is_running:
@@ -96,7 +96,7 @@ def state_text(look: Look) -> str:
     return {"waiting": "waiting for SuperNodes"}.get(status.phase, status.phase)
 
 
-def status_rows(look: Look) -> dict[str, str]:
+def status_rows(look: StatusReading) -> dict[str, str]:
     """Return the names and values of the table."""
     status = look.status
     rows = {"round": f"{status.round} of {status.rounds} finished"}
@@ -115,24 +115,24 @@ def status_rows(look: Look) -> dict[str, str]:
     return rows
 
 
-def waiting_rows(look: Look) -> dict[str, str]:
+def waiting_rows(look: StatusReading) -> dict[str, str]:
     """Return for whom a run waits, and when it should end."""
     status, rows = look.status, {}
     left = "" if look.seconds_left is None else f", {look.seconds_left:.0f} s left"
     if status.phase == "waiting":
         rows["SuperNodes"] = f"{status.connected} of {status.wanted} connected{left}"
     elif status.phase == "training":
-        rows["answered"] = named(status.answered)
-        rows["waiting for"] = named(status.waiting_for) + (left if status.waiting_for else "")
+        rows["answered"] = first_names(status.answered)
+        rows["waiting for"] = first_names(status.waiting_for) + (left if status.waiting_for else "")
     if status.estimated_end is not None:
         rows["estimated end"] = time_text(status.estimated_end, look.now)
     return rows
 
 
-def named(names: tuple[str, ...]) -> str:
+def first_names(names: tuple[str, ...]) -> str:
     """Return the first few names and the number of the others.
 
-    >>> named(("client 1", "client 2")), named(())
+    >>> first_names(("client 1", "client 2")), first_names(())
     ('client 1, client 2', 'nobody')
     """
     more = [f"{len(names) - FEW} more"] if len(names) > FEW else []

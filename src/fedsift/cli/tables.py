@@ -110,9 +110,9 @@ def comparison_cells(row: Row, config: RunConfig, parameters: int) -> list[str]:
     dense = dense_fedadam_bytes(parameters, row.round, config.clients, config.participation)
     return [
         row.algorithm,
-        fixed(row.megabytes),
+        decimal_text(row.megabytes),
         times_fewer(1e6 * row.megabytes, dense),
-        fixed(row.mibit),
+        decimal_text(row.mibit),
         str(row.round),
         *accuracies,
     ]
@@ -127,7 +127,7 @@ def clients_table(rows: Iterable[Row]) -> Table | None:
     """Return a table of what was measured on the clients; None if nothing was."""
     rows = list(rows)
     columns, title, tail = CLIENT_COLUMNS, "accuracy on the clients, %", 10
-    show: Callable[[float], str] = points
+    show: Callable[[float], str] = percent_without_unit
     if is_of_language(rows):
         columns, title, tail = PERPLEXITY_COLUMNS, "perplexity on the clients", 90
         show = decimal
@@ -141,19 +141,19 @@ def clients_table(rows: Iterable[Row]) -> Table | None:
     return table
 
 
-def points(share: float) -> str:
+def percent_without_unit(share: float) -> str:
     """Return a share in percent, without the unit.
 
-    >>> points(0.5)
+    >>> percent_without_unit(0.5)
     '50.00'
     """
     return percent(share).removesuffix(" %")
 
 
-def fixed(x: float) -> str:
+def decimal_text(x: float) -> str:
     """Return a number with two decimals, or more if it is small.
 
-    >>> fixed(12.345), fixed(0.00494)
+    >>> decimal_text(12.345), decimal_text(0.00494)
     ('12.35', '0.0049')
     """
     return f"{x:.{decimals(x)}f}"

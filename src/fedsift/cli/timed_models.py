@@ -26,7 +26,7 @@ SMOLLM2: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Work:
+class RoundWork:
     """What each client does in a round, and the number of test samples."""
 
     steps: int = 30
@@ -37,15 +37,15 @@ class Work:
     def text(self) -> str:
         """The work of all clients in words.
 
-        >>> Work().text
+        >>> RoundWork().text
         '20 clients × 30 steps × 64 samples'
         """
         return f"{CLIENTS} clients × {self.steps} steps × {self.batch} samples"
 
 
-def work_for(name: str) -> Work:
+def work_for(name: str) -> RoundWork:
     """Return the work for a model."""
-    return Work(steps=10, batch=8, tested=128) if name == LORA else Work()
+    return RoundWork(steps=10, batch=8, tested=128) if name == LORA else RoundWork()
 
 
 def model_for(name: str, device: str = "cpu", precision: str = "fp32") -> nn.Module:

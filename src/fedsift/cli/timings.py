@@ -83,7 +83,7 @@ def time_model(name: str, device: str, precision: str, rounds: int, peaks: Peaks
     select = client_seconds(federation, after, device, rounds)
     merge = server_seconds(federation, after, device, rounds)
     (evaluate,) = median_seconds(device, rounds, lambda: federation.engine.evaluate(after.state.w))
-    flops, traffic = work_of(name, federation)
+    flops, traffic = flops_and_bytes(name, federation)
     limit = max(flops / peaks.flops, traffic / peaks.bytes)
     train = max(0.0, whole - select - merge)
     return Timing(
@@ -193,20 +193,20 @@ def median_seconds(device: str, times: int, *works: Callable[[], object]) -> lis
 
 def seconds_of(work: Callable[[], object], device: str) -> float:
     """Return the seconds of a call, including queued GPU work."""
-    settle(device)
+    synchronize(device)
     began = time.perf_counter()
     work()
-    settle(device)
+    synchronize(device)
     return time.perf_counter() - began
 
 
-def settle(device: str) -> None:
+def synchronize(device: str) -> None:
     """Wait until the device has finished all queued work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def work_of(name: str, federation: Federation) -> tuple[float, float]:
+def flops_and_bytes(name: str, federation: Federation) -> tuple[float, float]:
     """Return the floating-point operations of a round, and the bytes its optimizer moves."""
     work = work_for(name)
     sample = first_samples(federation.task.clients[0], 1)[0].cpu()

@@ -210,7 +210,7 @@ class GapModel:
         for shift, positions, sizes in chunks:
             low = (gaps[positions] >> shift).astype(np.int32)
             encoder.encode(low & (sizes - np.int32(1)), range_coder.UNIFORM, sizes)
-        return range_coder.finish(encoder, self._code_bytes(buckets))
+        return range_coder.final_code(encoder, self._code_bytes(buckets))
 
     def decode(self, code: bytes) -> IntArray:
         """Decode the gaps; raise :class:`FrameError` unless the code has exactly their length."""

@@ -147,11 +147,11 @@ def symbol_model(weights: IntArray) -> tuple[IntArray, Any]:
 
 
 def new_encoder() -> Any:
-    """Return a range encoder; :func:`finish` returns its bytes."""
+    """Return a range encoder; :func:`final_code` returns its bytes."""
     return constriction.stream.queue.RangeEncoder()
 
 
-def finish(encoder: Any, size: int) -> bytes:
+def final_code(encoder: Any, size: int) -> bytes:
     """Return the code as a number of ``size`` bytes within the encoder's final range.
 
     The encoder's words are the lower end of the range, rounded up. Cut to ``size`` bytes and

@@ -104,7 +104,7 @@ def encode_codes(raw: ByteArray, bits: int, below: int) -> bytes | None:
     rank[present] = np.arange(len(present))
     for start in range(0, len(raw) if model else 0, range_coder.CHUNK):
         encoder.encode(rank[raw[start : start + range_coder.CHUNK]], model)
-    return table + range_coder.finish(encoder, int(size) - len(table))
+    return table + range_coder.final_code(encoder, int(size) - len(table))
 
 
 def decode_codes(payload: bytes, n: int, bits: int) -> ByteArray:

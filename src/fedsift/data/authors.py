@@ -7,7 +7,6 @@ of the role precedes each speech on a line of its own. Both are read from the da
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import defaultdict
@@ -16,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from fedsift.data.folder import data_folder
+from fedsift.data.text import digest_of_texts
 from fedsift.task.user_code import TEXT_FOLDER as FOLDER
 
 Documents = Mapping[str, tuple[str, ...]]
@@ -101,10 +101,6 @@ def read_authors(dataset: str) -> Documents:
 
 
 @cache
-def digest_of_texts(dataset: str) -> str:
+def digest_of_authors(dataset: str) -> str:
     """Return the SHA-256 of the names and texts of all authors."""
-    sha256 = hashlib.sha256()
-    for name, texts in sorted(read_authors(dataset).items()):
-        for part in (name, *texts):
-            sha256.update(part.encode("utf-8", "surrogatepass") + b"\0")
-    return sha256.hexdigest()
+    return digest_of_texts((name, *texts) for name, texts in sorted(read_authors(dataset).items()))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsift.data import text
-from fedsift.data.authors import digest_of_texts, is_text
+from fedsift.data.authors import digest_of_authors, is_text
 from fedsift.data.image_files import Images, read_cifar10, read_fashion_mnist, read_svhn
 from fedsift.seeding import stream
 from fedsift.task import Loss
@@ -132,7 +132,7 @@ DATASETS: dict[str, DatasetEntry] = {
     "cifar-10": DatasetEntry(cifar10, (3, 32, 32)),
     "svhn": DatasetEntry(svhn, (3, 32, 32)),
     "python-stdlib": DatasetEntry(
-        python_stdlib, (text.CONTEXT,), comes_with="Python", digest=text.digest
+        python_stdlib, (text.CONTEXT,), comes_with="Python", digest=text.stdlib_digest
     ),
 }
 """All data sets by their command-line names."""
@@ -163,7 +163,7 @@ def digest_of(name: str) -> str:
     ('', 64)
     """
     if is_text(name):
-        return digest_of_texts(name)
+        return digest_of_authors(name)
     digest = DATASETS[name].digest if name in DATASETS else None
     return digest() if digest else ""
 

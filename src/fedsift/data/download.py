@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO, cast
 from urllib.request import Request, urlopen
 
-from fedsift.data.folder import find
+from fedsift.data.folder import find_file
 from fedsift.data.official_sources import Download, File
 
 BLOCK = 1 << 16
@@ -27,7 +27,7 @@ TIMEOUT = 30
 
 def file_state(file: File) -> str:
     """Return ``ok``, ``missing`` or ``damaged``: whether a file has the official content."""
-    path = find(file.path)
+    path = find_file(file.path)
     if path is None:
         return "missing"
     try:

@@ -27,10 +27,10 @@ def use_existing_data_folder(path: Path | None) -> None:
     use_data_folder(path)
 
 
-def find(path: str) -> Path | None:
+def find_file(path: str) -> Path | None:
     """Find a file in the data folder or in Debian's; None if it is in neither.
 
-    >>> find("no-such-set/no-such-file") is None
+    >>> find_file("no-such-set/no-such-file") is None
     True
     """
     places = (data_folder() / path, DEBIAN / path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsift.data.folder import data_folder, find
+from fedsift.data.folder import data_folder, find_file
 from fedsift.data.official_sources import SOURCES
 
 Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
@@ -54,7 +54,7 @@ def read_svhn(part: str) -> Images:
 
 def _path(dataset: str, name: str) -> Path:
     file = next(file for file in SOURCES[dataset].files if file.path.endswith(f"/{name}"))
-    path = find(file.path)
+    path = find_file(file.path)
     if path is None:
         raise ValueError(
             f"there is no {data_folder() / file.path}; download it with 'fedsift data get "

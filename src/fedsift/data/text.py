@@ -1,7 +1,7 @@
 """Text data: the source code of Python's standard library, which needs no download.
 
 A document is the source of a public module. The modules and the number of characters from each are
-fixed, but their content differs between versions of Python: :func:`digest` identifies the text.
+fixed, but their content differs between versions of Python: :func:`stdlib_digest` identifies it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -99,15 +99,20 @@ def is_public(name: str) -> bool:
     return not name.startswith(("_", "test"))
 
 
-def digest() -> str:
-    """Return the SHA-256 of the names and texts of all documents.
+def stdlib_digest() -> str:
+    """Return the SHA-256 of the names and texts of all documents."""
+    return digest_of_texts((document.name, document.text) for document in stdlib_documents())
 
-    >>> len(digest())
-    64
+
+def digest_of_texts(documents: Iterable[Sequence[str]]) -> str:
+    """Return the SHA-256 of documents, each its name and its texts.
+
+    >>> digest_of_texts([("name", "a text")])[:8]
+    'b08c5f59'
     """
     sha256 = hashlib.sha256()
-    for document in stdlib_documents():
-        for part in (document.name, document.text):
+    for parts in documents:
+        for part in parts:
             sha256.update(part.encode("utf-8", "surrogatepass") + b"\0")
     return sha256.hexdigest()
 

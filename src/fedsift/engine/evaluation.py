@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,9 +24,10 @@ from fedsift.engine.client_tests import (
 from fedsift.engine.predictions import outputs
 from fedsift.seeding import torch_seed
 from fedsift.task import Data, Task
+from fedsift.task.broadcasting import check_broadcasting
 from fedsift.task.checks import one_line_errors
 from fedsift.task.losses import has_perplexity
-from fedsift.task.samples import Tree, num_samples, seeded_random
+from fedsift.task.samples import Tree, call_model, first_samples, num_samples, seeded_random
 
 Metric = Callable[[Any, Any], float]
 """A function of the model's output and y that returns a number."""
@@ -94,6 +96,7 @@ class Evaluation:
                 raise ValueError(f"the metric {name!r} must be a function (output, y) -> number")
         if self.function is not None and not callable(self.function):
             raise ValueError("evaluate must be a function (model) -> dict of numbers")
+        check_shapes(self.metrics, task)
         check_client_tests(self.client_tests, task)
 
     def measure(self, task: Task, model: nn.Module, of_client: ModelOfClient) -> dict[str, Any]:
@@ -122,6 +125,17 @@ def check_name(name: Any, task: Task) -> None:
         raise ValueError(f"the name of a metric must be a text, got {name!r}")
     if name in taken:
         raise ValueError(f"a metric cannot be called {name!r}: records have a column of that name")
+
+
+def check_shapes(metrics: Mapping[str, Metric], task: Task) -> None:
+    """Raise ValueError for a metric that compares each output with the labels of all samples."""
+    if not metrics or task.test is None:
+        return
+    x, y = first_samples(task.test)
+    with torch.no_grad(), seeded_random(0, task.device):
+        output = call_model(copy.deepcopy(task.model).eval(), x)
+        for name, metric in metrics.items():
+            check_broadcasting(f"the metric {name!r}", metric, output, y)
 
 
 def measure_metrics(

@@ -69,7 +69,7 @@ class NormHistory:
         """
         medians = dict(self.medians)
         for role in ROLES:
-            if norms := positive(round, role):
+            if norms := positive_norms(round, role):
                 medians[role] = [*medians.get(role, ()), median(norms)][-RECENT_ROUNDS:]
         return NormHistory(medians)
 
@@ -84,7 +84,7 @@ class NormHistory:
         >>> history.typical("w"), history.typical("w", [{"w": 1.0}, {"w": 2.0}, {"w": 900.0}])
         (3.0, 2.0)
         """
-        norms, recent = positive(round, role), self.medians.get(role)
+        norms, recent = positive_norms(round, role), self.medians.get(role)
         if not norms:
             return median(recent) if recent else None
         if not recent:
@@ -140,10 +140,10 @@ class NormBound:
         return None
 
 
-def positive(round: Sequence[Norms], role: Role) -> list[float]:
+def positive_norms(round: Sequence[Norms], role: Role) -> list[float]:
     """Collect the norms of a role. Updates of all zeros say nothing about the usual size.
 
-    >>> positive([{"w": 1.0}, {"w": 0.0}, {"m": 2.0}], "w")
+    >>> positive_norms([{"w": 1.0}, {"w": 0.0}, {"m": 2.0}], "w")
     [1.0]
     """
     return [norms[role] for norms in round if norms.get(role, 0) > 0]

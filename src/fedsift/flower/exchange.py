@@ -15,7 +15,7 @@ from fedsift.flower.protocol import MalformedReply, TrainReply, printable
 from fedsift.flower.pull import Pull, pull_function
 from fedsift.flower.requests import NodeStatus, RoundRequests
 from fedsift.flower.store import receipt_of
-from fedsift.flower.superlink import connected_nodes, push
+from fedsift.flower.superlink import connected_nodes, push_messages
 from fedsift.flower.watch import RunWatch
 
 POLL_SECONDS = 0.5
@@ -116,7 +116,7 @@ class Exchange:
     def send(self, messages: Iterable[Message]) -> None:
         """Send messages, and record which node each was sent to."""
         sent = list(messages)
-        for id, message in zip(push(self.grid, sent), sent, strict=True):
+        for id, message in zip(push_messages(self.grid, sent), sent, strict=True):
             node = message.metadata.dst_node_id
             if id is None:
                 self.problems[node] = "the SuperLink did not accept the request to it"

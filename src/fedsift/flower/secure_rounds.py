@@ -24,7 +24,7 @@ from fedsift.flower.protocol import MalformedReply, printable
 from fedsift.flower.pull import Pull, pull_function
 from fedsift.flower.requests import GRACE_SECONDS
 from fedsift.flower.secure_client import SecureQuery, SecureReply
-from fedsift.flower.superlink import connected_nodes, push
+from fedsift.flower.superlink import connected_nodes, push_messages
 from fedsift.privacy.secure import SecureSettings, SecureSumStopped
 from fedsift.privacy.secure.exchange import StageBytes, run_exchange
 from fedsift.privacy.secure.server import Replies, Request, SecureServer, SecureSum
@@ -126,7 +126,7 @@ class SecureQueries:
             for client, node in nodes.items()
             if client is not None
         ]
-        ids = push(self.exchange.grid, sent)
+        ids = push_messages(self.exchange.grid, sent)
         waiting = {id: client for id, client in zip(ids, nodes, strict=True) if id is not None}
         replies: dict[int, bytes] = {}
         deadline = time.monotonic() + seconds

@@ -21,7 +21,7 @@ WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds before each further attempt."""
 
 
-def patiently(call: Callable[[], T]) -> T:
+def with_retries(call: Callable[[], T]) -> T:
     """Return what a call returns; try again if the SuperLink fails."""
     for seconds in WAITS:
         try:
@@ -37,14 +37,14 @@ def patiently(call: Callable[[], T]) -> T:
 
 def connected_nodes(grid: Grid) -> list[int]:
     """Return the connected SuperNodes."""
-    return patiently(lambda: sorted(grid.get_node_ids()))
+    return with_retries(lambda: sorted(grid.get_node_ids()))
 
 
-def push(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
+def push_messages(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
     """Send messages and return their ids; None for each that the SuperLink did not accept.
 
     A message that is sent twice arrives once, because its id is a hash of its content. The
     SuperLink accepts no message to a SuperNode that is not registered, and none that is too large.
     """
-    ids: list[str | None] = list(patiently(lambda: grid.push_messages(messages)))
+    ids: list[str | None] = list(with_retries(lambda: grid.push_messages(messages)))
     return ids or [None] * len(messages)

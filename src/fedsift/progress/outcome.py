@@ -33,6 +33,10 @@ def training_warning(
     warning: the final accuracy, 9.00 %, is hardly better than guessing: try a smaller --lr than 9.0
     >>> training_warning([{"accuracy": None, "loss": 1.0}, {"accuracy": None, "loss": 0.5}])
     ''
+    >>> print(training_warning([{"accuracy": None, "loss": 1.0}] * 2))
+    warning: the test loss did not fall, it is 1: try more --rounds or a larger --lr
+    >>> print(training_warning([{"accuracy": None, "loss": 1.0}, {"accuracy": None, "loss": 3.0}]))
+    warning: the test loss rose, it is 3: try a smaller --lr
     """
     tested = [r for r in history if r["accuracy"] is not None or r["loss"] is not None]
     if len(tested) < 2:
@@ -42,15 +46,18 @@ def training_warning(
         return advice("the test loss is not finite", "a smaller", lr, dashes)
     if last["loss"] is None:
         return ""
-    has_fallen = first["loss"] is not None and last["loss"] < (1 - MIN_FALL) * first["loss"]
+    before = math.inf if first["loss"] is None else first["loss"]
+    has_fallen = last["loss"] < (1 - MIN_FALL) * before
     if last["accuracy"] is None or not labels:
-        what = f"the test loss did not fall, it is {last['loss']:.4g}"
-        return "" if has_fallen else advice(what, "a smaller", lr, dashes)
-    is_high = last["loss"] > HUGE * math.log(len(labels[0]))
-    if not is_guessing(last["accuracy"], labels) or (has_fallen and not is_high):
-        return ""
-    what = f"the final accuracy, {percent(last['accuracy'])}, is hardly better than guessing"
-    return advice(what, "a smaller" if is_high else f"more {dashes}rounds or a larger", lr, dashes)
+        is_high = last["loss"] > (1 + MIN_FALL) * before
+        what = f"the test loss {'rose' if is_high else 'did not fall'}, it is {last['loss']:.4g}"
+        is_fine = has_fallen
+    else:
+        is_high = last["loss"] > HUGE * math.log(len(labels[0]))
+        what = f"the final accuracy, {percent(last['accuracy'])}, is hardly better than guessing"
+        is_fine = not is_guessing(last["accuracy"], labels) or (has_fallen and not is_high)
+    direction = "a smaller" if is_high else f"more {dashes}rounds or a larger"
+    return "" if is_fine else advice(what, direction, lr, dashes)
 
 
 def advice(problem: str, direction: str, lr: Any, dashes: str = "--") -> str:

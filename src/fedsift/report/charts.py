@@ -103,7 +103,7 @@ def curve(group: SeedGroup, xs: Sequence[Any], ys: Sequence[Any], hover: str, **
         "y": ys,
         "connectgaps": True,  # not every round may be evaluated
         "cliponaxis": False,  # show markers at the edge in full
-        "name": plain(group.name),
+        "name": escaped(group.name),
         "legendgroup": group.name,
         "line": {"color": f"--c{group.color}", "dash": group.dash, "width": 2},
         "marker": {
@@ -112,7 +112,7 @@ def curve(group: SeedGroup, xs: Sequence[Any], ys: Sequence[Any], hover: str, **
             "size": 7,
             "maxdisplayed": MOST_MARKERS,
         },
-        "hovertemplate": f"{hover}<extra>{literal(group.name)}</extra>",
+        "hovertemplate": f"{hover}<extra>{escaped_in_template(group.name)}</extra>",
         **more,
     }
 
@@ -133,19 +133,19 @@ def reference_line(xs: Sequence[float], ys: Sequence[float], text: str) -> Chart
     }
 
 
-def plain(text: str) -> str:
+def escaped(text: str) -> str:
     """Return a text that plotly does not read as markup.
 
-    >>> plain("<b>f1</b> & more")
+    >>> escaped("<b>f1</b> & more")
     '&lt;b&gt;f1&lt;/b&gt; &amp; more'
     """
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def literal(text: str) -> str:
+def escaped_in_template(text: str) -> str:
     """Return a text for a template of plotly, which reads neither markup nor variables in it.
 
-    >>> literal("%{x}")
+    >>> escaped_in_template("%{x}")
     '%\u200b{x}'
     """
-    return plain(text).replace("%{", "%\u200b{")
+    return escaped(text).replace("%{", "%\u200b{")

@@ -13,7 +13,7 @@ from fedsift.report.charts import (
     View,
     chart,
     curve,
-    plain,
+    escaped,
     reference_line,
 )
 from fedsift.report.comparisons import Comparison
@@ -193,7 +193,7 @@ def span(groups: Sequence[SeedGroup], y: Value) -> tuple[float, float]:
 def y_axis(quantity: Quantity, low: float, high: float) -> dict[str, Any]:
     """Return the axis of a quantity."""
     form = {"tickformat": ".0%" if high - low > 0.05 else ".1%"} if quantity.is_share else {}
-    return {"title": plain(quantity.title), "range": [low, high], **form}
+    return {"title": escaped(quantity.title), "range": [low, high], **form}
 
 
 def rounds_axis(groups: Sequence[SeedGroup]) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def end_labels(ends: Sequence[tuple[SeedGroup, float]], low: float, high: float)
             "x": 1,
             "xref": "paper",
             "y": y,
-            "text": plain(group.name),
+            "text": escaped(group.name),
             "legendgroup": group.name,
             "font": {"color": f"--c{group.color}", "size": 12},
             "xanchor": "left",

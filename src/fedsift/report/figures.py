@@ -58,7 +58,7 @@ def draw_view(
         panels = figure.subplots(1, len(charts), squeeze=False)[0]
         for axes, chart in zip(panels, charts, strict=True):
             draw_chart(axes, chart, target if chart["layout"].get("target") else None)
-        figure.suptitle(shown(title), fontsize=11, fontweight="bold")
+        figure.suptitle(plain_text(title), fontsize=11, fontweight="bold")
         has_bars_above = "yaxis2" in charts[0]["layout"]
         place = 1.26 if has_bars_above else None
         panels[0].set_title(printable(about), fontsize=7, color="0.45", loc="left", y=place)
@@ -113,26 +113,28 @@ def draw_chart(axes: Axes, chart: Chart, target: float | None) -> None:
         axes.axhline(shape["y0"], color="0.5", linestyle=":", linewidth=1)
     if target is not None:
         axes.axhline(target, color="0.5", linestyle=":", linewidth=1)
-        note(axes, 1, target, f"target {100 * target:g} %", is_right=True)
+        write_note(axes, 1, target, f"target {100 * target:g} %", is_right=True)
     for text in layout.get("annotations", ()):
         if text.get("name") != "end":  # the legend has the names
-            note(axes, text["x"], text["y"], text["text"], is_right=text.get("xref") == "paper")
+            write_note(
+                axes, text["x"], text["y"], text["text"], is_right=text.get("xref") == "paper"
+            )
     set_axis(axes, "x", layout["xaxis"])
     set_axis(axes, "y", layout["yaxis"])
 
 
-def note(axes: Axes, x: Any, y: Any, text: str, is_right: bool) -> None:
+def write_note(axes: Axes, x: Any, y: Any, text: str, is_right: bool) -> None:
     """Write a text into a chart, at the right end or to the right of a place."""
     transform = axes.get_yaxis_transform() if is_right else axes.transData
     side = "right" if is_right else "left"
     upright = "top" if is_right else "center"
-    words = axes.text(x, y, shown(text), ha=side, va=upright, fontsize=7, transform=transform)
+    words = axes.text(x, y, plain_text(text), ha=side, va=upright, fontsize=7, transform=transform)
     words.set(color="0.4", in_layout=False)  # it is inside the chart
 
 
 def draw_line(axes: Axes, trace: Chart, below: tuple[Any, Any] | None) -> tuple[Any, Any]:
     """Draw a line, or the band between it and the line before; return its values."""
-    xs, ys = ([known(x) for x in trace[key]] for key in ("x", "y"))
+    xs, ys = ([value_or_nan(x) for x in trace[key]] for key in ("x", "y"))
     if "fill" in trace and below is not None:
         color, opacity = trace["fillcolor"].split("/")
         axes.fill_between(xs, below[1], ys, color=rgb(color), alpha=float(opacity), linewidth=0)
@@ -144,7 +146,9 @@ def draw_line(axes: Axes, trace: Chart, below: tuple[Any, Any] | None) -> tuple[
         for x, y, text in zip(xs, ys, trace.get("text", ()), strict=False):
             side = "left" if "right" in trace["textposition"] else "right"
             edge = "bottom" if "top" in trace["textposition"] else "top"
-            label = axes.text(x, y, f" {shown(text)} ", ha=side, va=edge, fontsize=7, color="0.35")
+            label = axes.text(
+                x, y, f" {plain_text(text)} ", ha=side, va=edge, fontsize=7, color="0.35"
+            )
             label.set_in_layout(False)  # it is inside the chart
     return xs, ys
 
@@ -159,19 +163,19 @@ def line_style(trace: Chart, points: int) -> dict[str, Any]:
         "marker": MARKERS.get(marker.get("symbol", ""), ""),
         "markersize": 4.5,
         "markevery": max(1, -(-points // MOST_MARKERS)),
-        "label": shown(trace["name"]),
+        "label": plain_text(trace["name"]),
     }
 
 
 def draw_bars(axes: Axes, trace: Chart, left: dict[str, float]) -> None:
     """Draw bars; horizontal ones are stacked, and ``left`` has where they begin."""
     name, _, opacity = trace["marker"]["color"].partition("/")
-    color, label = rgb(name), shown(trace["name"])
+    color, label = rgb(name), plain_text(trace["name"])
     if trace.get("orientation") != "h":
         alpha = float(opacity or 1)
         axes.bar(trace["x"], trace["y"], color=color, alpha=alpha, label=label, width=0.6)
         return
-    names = [shown(name) for name in trace["y"]]
+    names = [plain_text(name) for name in trace["y"]]
     shape = trace["marker"]["pattern"]["shape"]
     begin = [left.get(name, 0.0) for name in names]
     axes.barh(
@@ -195,7 +199,7 @@ def draw_heatmap(axes: Axes, trace: Chart) -> None:
     from matplotlib.ticker import PercentFormatter
 
     colors = LinearSegmentedColormap.from_list("sequential", [rgb(f"--h{n}") for n in range(5)])
-    cells = [[known(z) for z in row] for row in trace["z"]]
+    cells = [[value_or_nan(z) for z in row] for row in trace["z"]]
     image = axes.pcolormesh(cells, cmap=colors, edgecolors="white", linewidth=0.4)
     scale = axes.figure.colorbar(image, ax=axes, shrink=0.8)
     if "%" in trace["colorbar"].get("tickformat", ""):
@@ -212,7 +216,7 @@ def set_axis(axes: Axes, which: str, about: Mapping[str, Any]) -> None:
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     direction = getattr(axes, f"{which}axis")
-    axes.set(**{f"{which}label": shown(about.get("title", ""))})
+    axes.set(**{f"{which}label": plain_text(about.get("title", ""))})
     if about.get("type") == "log":
         axes.set(**{f"{which}scale": "log"})
         low, high = (10**end for end in about["range"])
@@ -236,7 +240,7 @@ def set_axis(axes: Axes, which: str, about: Mapping[str, Any]) -> None:
         direction.set_inverted(True)
 
 
-def known(x: Any) -> Any:
+def value_or_nan(x: Any) -> Any:
     """Return a value, or NaN if there is none."""
     return math.nan if x is None else x
 
@@ -256,10 +260,10 @@ def printable(text: str) -> str:
     return "".join(character for character in text if character.isprintable())
 
 
-def shown(text: str) -> str:
+def plain_text(text: str) -> str:
     """Return a text of a chart without plotly's escapes, and not too long.
 
-    >>> shown("&lt;b&gt; %{x}"), shown(100 * "a") == 59 * "a" + "…"
+    >>> plain_text("&lt;b&gt; %{x}"), plain_text(100 * "a") == 59 * "a" + "…"
     ('<b> %{x}', True)
     """
     text = printable(html.unescape(str(text)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedsift.engine.evaluation import OWN_COLUMNS
 from fedsift.report.collect import ReportedRun
-from fedsift.simulation import Record
+from fedsift.simulation import Record, numbers_in
 
 Value = Callable[[Record], float | None]
 
@@ -38,16 +38,3 @@ def quantities_of(runs: Iterable[ReportedRun]) -> list[Quantity]:
     known = [quantity for quantity in (ACCURACY, PERPLEXITY, LOSS) if quantity.key in keys]
     own = [Quantity(key, key) for key in keys if key not in (*OWN_COLUMNS, "accuracy", "loss")]
     return [*known, *own]
-
-
-def numbers_in(record: Record) -> list[str]:
-    """Return the columns of a record that hold a number.
-
-    >>> numbers_in({"round": 1, "f1": 0.5, "loss": None, "problems": {}, "ok": True})
-    ['round', 'f1']
-    """
-    return [
-        key
-        for key, value in record.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    ]

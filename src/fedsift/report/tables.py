@@ -55,6 +55,8 @@ class Table:
 TO_TARGET = ("MB up", "vs dense", "rounds", "Mibit", "ratio")
 """Columns that depend on the target."""
 RunValue = Callable[[ReportedRun], float | None]
+LITTLE_TRAFFIC = 1e5
+"""Fewer bytes than this are shown in kB, as during the run."""
 
 
 def scaled(key: str, unit: float) -> RunValue:
@@ -138,8 +140,8 @@ def target_cells(group: SeedGroup, target: float, bits: Spread, fewest: float | 
     rounds = to_target(group, target, lambda r: float(r["round"]))
     return [
         Cell(sent.text(), sort_key(sent.mean), note),
-        Cell(times(dense), sort_key(dense)),
-        Cell(whole(rounds.text(missing="–")), sort_key(rounds.mean)),
+        Cell(times_text(dense), sort_key(dense)),
+        Cell(without_zero_decimals(rounds.text(missing="–")), sort_key(rounds.mean)),
         Cell(bits.text(missing="–"), sort_key(bits.mean)),
         Cell("" if ratio is None else f"{ratio:.2f}×", sort_key(ratio)),
     ]
@@ -154,19 +156,19 @@ def fewer_than_dense_to(run: ReportedRun, target: float) -> float | None:
     return dense / float(record["uplink_bytes"])
 
 
-def times(ratio: float | None) -> str:
+def times_text(ratio: float | None) -> str:
     """Format a ratio with at most one decimal.
 
-    >>> times(12.6316), times(4.0), times(123.4), times(None)
+    >>> times_text(12.6316), times_text(4.0), times_text(123.4), times_text(None)
     ('12.6×', '4.0×', '123×', '')
     """
     return "" if ratio is None else f"{ratio:.{0 if ratio >= 100 else 1}f}×"
 
 
-def whole(text: str) -> str:
+def without_zero_decimals(text: str) -> str:
     """Drop decimals that are zero.
 
-    >>> whole("3.00"), whole("3.00 ± 1.00")
+    >>> without_zero_decimals("3.00"), without_zero_decimals("3.00 ± 1.00")
     ('3', '3.00 ± 1.00')
     """
     return text if "±" in text else text.removesuffix(".00")
@@ -186,21 +188,32 @@ def sort_key(x: float | None) -> float:
 def tiles(comparison: Comparison) -> list[tuple[str, str]]:
     """Return the results of a single group, to show in large type."""
     (group,) = comparison.groups
+    dense = Spread(tuple(fewer_than_dense(run) for run in group.runs)).mean
+    special = {
+        "total MB up": [
+            traffic_tile(group, "uplink_bytes", "sent"),
+            (times_text(dense) or "–", "fewer than dense FedAdam"),
+        ],
+        "total MB down": [traffic_tile(group, "downlink_bytes", "received")],
+    }
     names = {
         "final, %": "final accuracy, %",
         "best, %": "best accuracy, %",
-        "total MB up": "MB sent per client",
-        "total MB down": "MB received per client",
         "total Mibit": "Mibit by the paper's formula",
         "s/round": "seconds per round",
     }
     found = []
     for heading, value in results_of(comparison).items():
-        found.append((result(group, value).text, names.get(heading, heading)))
-        if heading == "total MB up":
-            dense = Spread(tuple(fewer_than_dense(run) for run in group.runs)).mean
-            found.append((times(dense) or "–", "fewer than dense FedAdam"))
+        tile = result(group, value).text, names.get(heading, heading)
+        found += special.get(heading, [tile])
     return found
+
+
+def traffic_tile(group: SeedGroup, key: str, verb: str) -> tuple[str, str]:
+    """Return a group's traffic in MB, or in kB if it is small."""
+    mean = Spread(tuple(run.summary.get(key) for run in group.runs)).mean
+    unit, size = ("kB", 1e3) if mean is not None and mean < LITTLE_TRAFFIC else ("MB", 1e6)
+    return result(group, scaled(key, size)).text, f"{unit} {verb} per client"
 
 
 def fairness_table(comparison: Comparison) -> Table | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedsift.report.charts import Chart, FigureBlock, View, chart, curve, plain
+from fedsift.report.charts import Chart, FigureBlock, View, chart, curve, escaped
 from fedsift.report.collect import ReportedRun
 from fedsift.report.comparisons import Comparison
 from fedsift.report.curves import rounds_axis
@@ -28,7 +28,7 @@ PATTERNS = {"m": "/", "v": "x", "c": ".", "p": "-", "b": "|", "mask": "\\"}
 
 def bytes_by_part(comparison: Comparison) -> FigureBlock:
     """Return the chart of a mean upload's bytes by part, in kB and as a share."""
-    sizes = {plain(g.name): s for g in comparison.groups if (s := mean_upload(g.runs))}
+    sizes = {escaped(g.name): s for g in comparison.groups if (s := mean_upload(g.runs))}
     names = list(sizes)[::-1]
     charts = []
     for share in (False, True):
@@ -38,7 +38,7 @@ def bytes_by_part(comparison: Comparison) -> FigureBlock:
             whole = [sum(sizes[name].values()) for name in names]
             values = [100 * x / y if share else x / 1e3 for x, y in zip(shown, whole, strict=True)]
             if any(shown):
-                traces.append(bar(names, values, part, share))
+                traces.append(part_bars(names, values, part, share))
         unit = "share of an upload, %" if share else "kB per upload"
         totals = [] if share else [total_label(n, sum(s.values()) / 1e3) for n, s in sizes.items()]
         most = 1.15 * max((sum(s.values()) / 1e3 for s in sizes.values()), default=1)
@@ -67,7 +67,7 @@ def mean_upload(runs: Sequence[ReportedRun]) -> dict[str, float]:
     return {part: sum(line["bytes"].get(part, 0) for line in lines) / uploads for part in PARTS}
 
 
-def bar(names: list[str], values: list[float], part: str, share: bool) -> Chart:
+def part_bars(names: list[str], values: list[float], part: str, share: bool) -> Chart:
     """Return the bars of one part."""
     unit, (title, color) = "%" if share else "kB", PARTS[part]
     pattern = {"shape": PATTERNS.get(part, ""), "fgcolor": "--card", "size": 6, "solidity": 0.18}
@@ -131,10 +131,10 @@ def role_look(group: SeedGroup, role: str) -> dict[str, Any]:
     """Return the name and the line style of one of three masks."""
     dash = {"w": "solid", "m": "dash", "v": "dot", "c": "dashdot"}[role]
     line = {"color": f"--c{group.color}", "dash": dash, "width": 2}
-    return {"name": f"{plain(group.name)}, {PARTS[role][0]}", "line": line}
+    return {"name": f"{escaped(group.name)}, {PARTS[role][0]}", "line": line}
 
 
-def level(y: float, text: str) -> tuple[Chart, Chart]:
+def level_mark(y: float, text: str) -> tuple[Chart, Chart]:
     """Return a thin horizontal line, and its label."""
     shape = {
         "type": "line",
@@ -160,7 +160,7 @@ def level(y: float, text: str) -> tuple[Chart, Chart]:
 
 def levels(heights: Iterable[float], what: str) -> dict[str, Any]:
     """Return horizontal lines as parts of a chart's layout."""
-    made = [level(y, f"{what} {y:.2%}") for y in sorted(heights)]
+    made = [level_mark(y, f"{what} {y:.2%}") for y in sorted(heights)]
     return {"shapes": [shape for shape, _ in made], "annotations": [label for _, label in made]}
 
 
@@ -173,7 +173,8 @@ def pairs(comparison: Comparison) -> FigureBlock:
             name = f"round {line['round']}"
             views.append(
                 View(
-                    name if len(comparison.groups) == 1 else f"{group.name}, {name}", [square(line)]
+                    name if len(comparison.groups) == 1 else f"{group.name}, {name}",
+                    [pairs_chart(line)],
                 )
             )
     note = "The share of a client's coordinates that another client also sends; at most 20 clients."
@@ -185,7 +186,7 @@ def pairs(comparison: Comparison) -> FigureBlock:
     )
 
 
-def square(line: Mapping[str, Any]) -> Chart:
+def pairs_chart(line: Mapping[str, Any]) -> Chart:
     """Return the chart of one round's pairs."""
     roles = next(r for r in line["shared"])
     shared, clients = line["shared"][roles], [str(n) for n in line["clients"]]

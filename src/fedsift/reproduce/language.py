@@ -40,7 +40,7 @@ def summary_of_line(line: Sequence[Outcome]) -> dict[str, Any]:
         "final_perplexity": mean([record["perplexity"] for record in last]),
         "worst_client": mean([record.get("client_perplexity_worst") for record in last]),
         **{
-            f"perplexity_at_{budget:g}_mb": mean([within(x.history, budget) for x in line])
+            f"perplexity_at_{budget:g}_mb": mean([perplexity_at(x.history, budget) for x in line])
             for budget in BUDGETS
         },
         "commits": sorted({outcome.environment.get("commit", "") for outcome in line}),
@@ -53,11 +53,11 @@ def last_evaluated(history: Sequence[Record]) -> Record:
     return next(record for record in reversed(history) if record.get("perplexity") is not None)
 
 
-def within(history: Sequence[Record], budget: float, size: Size = megabytes) -> float | None:
+def perplexity_at(history: Sequence[Record], budget: float, size: Size = megabytes) -> float | None:
     """Return the perplexity after the last round within a budget in MB; None if there is none.
 
     >>> history = [{"perplexity": p, "uplink_bytes": 1e6 * mb} for p, mb in ((9, 2), (8, 3))]
-    >>> within(history, 2.5), within(history, 1.0)
+    >>> perplexity_at(history, 2.5), perplexity_at(history, 1.0)
     (9.0, None)
     """
     known = [r for r in history if r.get("perplexity") is not None and size(r) <= budget]

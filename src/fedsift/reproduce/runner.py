@@ -11,7 +11,7 @@ from typing import Any
 
 from fedsift.data import Dataset, load
 from fedsift.data.authors import is_text, read_authors
-from fedsift.data.folder import find
+from fedsift.data.folder import find_file
 from fedsift.data.official_sources import SOURCES
 from fedsift.errors import ConfigError, Diverged
 from fedsift.reproduce.experiments import Experiment
@@ -70,8 +70,8 @@ def has_data(dataset: str) -> bool:
     True
     """
     if is_text(dataset):
-        return find(dataset) is not None
-    return dataset not in SOURCES or all(find(file.path) for file in SOURCES[dataset].files)
+        return find_file(dataset) is not None
+    return dataset not in SOURCES or all(find_file(file.path) for file in SOURCES[dataset].files)
 
 
 def require_executable(runs: Sequence[PlannedRun]) -> None:

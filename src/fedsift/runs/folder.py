@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +23,8 @@ OTHER_FOLDER = "use another folder (on the command line: --out)"
 """The advice for a folder that is taken. A Flower app passes its folder to the strategy."""
 LOCK_ATTEMPTS = 3
 """Attempts to lock a folder before it counts as used by another process."""
+HELD_LOCKS: set[TextIO] = set()
+"""The lock files that this process has locked."""
 
 
 @dataclass(frozen=True)
@@ -183,10 +186,11 @@ class RunFolder:
         """Keep other processes from working in the folder."""
         with self.lock_file.open("a") as file:
             self._lock(file)
+            HELD_LOCKS.add(file)
             try:
                 yield
             finally:
-                fcntl.flock(file, fcntl.LOCK_UN)  # forked processes also hold the open file
+                HELD_LOCKS.discard(file)
 
     def _lock(self, file: TextIO) -> None:
         for _ in range(LOCK_ATTEMPTS):
@@ -272,3 +276,13 @@ def exists(path: Path) -> bool:
 def column(history: Iterable[Record], name: str) -> list[float]:
     """Return one column of the metrics, without the rounds that lack it."""
     return [float(value) for r in history if (value := r.get(name)) is not None]
+
+
+def close_inherited_locks() -> None:
+    """In a forked process, close the lock files of its parent: a lock must end with its owner."""
+    for file in HELD_LOCKS:
+        file.close()
+    HELD_LOCKS.clear()
+
+
+os.register_at_fork(after_in_child=close_inherited_locks)

@@ -101,10 +101,10 @@ def read_rounds(
     for number, line in enumerate(complete_lines(file), start=1):
         found = parsed(line)
         if not has_fields(found, fields):
-            refuse(file, f"line {number}")
+            raise_damaged(file, f"line {number}")
         expected = rounds[-1]["round"] + 1 if rounds else min(1, found["round"])
         if found["round"] != max(0, expected) and (rounds or is_complete):
-            refuse(file, f"line {number} is of round {found['round']}, not {expected}")
+            raise_damaged(file, f"line {number} is of round {found['round']}, not {expected}")
         rounds.append(found)
     check_digest(file, checkpoint)
     return rounds
@@ -158,7 +158,7 @@ def check_digest(file: Path, checkpoint: Path) -> None:
     if not known or not file.exists():
         return
     if digest_of(lines_up_to(file, about["round"])) != known:
-        refuse(file, f"it does not match {checkpoint.name}")
+        raise_damaged(file, f"it does not match {checkpoint.name}")
 
 
 def line_digests(folder: RunFolder, round: int) -> dict[str, str]:
@@ -172,6 +172,6 @@ def digest_of(lines: list[bytes]) -> str:
     return hashlib.blake2b(b"".join(lines), digest_size=16).hexdigest()
 
 
-def refuse(file: Path, reason: str) -> NoReturn:
+def raise_damaged(file: Path, reason: str) -> NoReturn:
     """Raise the error for a damaged file."""
     raise ConfigError(f"{file} is damaged ({reason}): restore it, or start a new run with --out")

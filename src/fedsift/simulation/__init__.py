@@ -4,7 +4,7 @@
 """
 
 from fedsift.errors import explain_renamed
-from fedsift.simulation.loop import Record, initial_record, initial_snapshot, run_rounds
+from fedsift.simulation.loop import Record, initial_record, initial_snapshot, numbers_in, run_rounds
 from fedsift.simulation.preparation import (
     Options,
     check_algorithm,
@@ -21,6 +21,7 @@ __all__ = [
     "engine_for",
     "initial_record",
     "initial_snapshot",
+    "numbers_in",
     "prepare",
     "run_rounds",
 ]

@@ -87,9 +87,18 @@ def record_of(
     }
 
 
+def numbers_in(record: Record) -> dict[str, float]:
+    """Return the columns of a record that hold a number, except the round.
+
+    >>> numbers_in({"round": 3, "accuracy": 0.5, "loss": None, "problems": {}})
+    {'accuracy': 0.5}
+    """
+    return {name: x for name, x in record.items() if name != "round" and is_number(x)}
+
+
 def is_number(x: Any) -> bool:
     """Whether a measured value is a number, and not a list or missing."""
-    return isinstance(x, int | float)
+    return isinstance(x, int | float) and not isinstance(x, bool)
 
 
 def finite_or_none(x: float) -> float | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parameter import is_lazy
 
+from fedsift.task.broadcasting import check_broadcasting
 from fedsift.task.samples import (
     Data,
     Pair,
@@ -26,7 +27,7 @@ from fedsift.task.samples import (
     seeded_random,
     select_rows,
 )
-from fedsift.task.task import Loss, Task, all_finite, has_statistics
+from fedsift.task.task import Task, all_finite, has_statistics
 
 
 def check_model(model: nn.Module) -> None:
@@ -169,6 +170,7 @@ def _try_samples(owner: str, task: Task, samples: Pair, model: nn.Module) -> tup
             lambda: call_model(model, x), f"the model fails on {owner}, {described}"
         )
         _check_labels(owner, task, y, output)
+        check_broadcasting(f"the loss of {owner}", task.loss, output, y)
         labels = describe_labels(y) + _hint_about_labels(task, y) + _hint_about_output(output)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", BROADCAST)
@@ -178,37 +180,7 @@ def _try_samples(owner: str, task: Task, samples: Pair, model: nn.Module) -> tup
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f"the loss must return a tensor with a single number, got {got}")
-    if isinstance(output, Tensor) and isinstance(y, Tensor):
-        _check_broadcasting(owner, task.loss, output.detach(), y)
     return output, loss
-
-
-def _check_broadcasting(owner: str, loss: Loss, output: Tensor, y: Tensor) -> None:
-    """Raise ValueError if the loss compares each output with the label of every sample.
-
-    In ``(output - y) ** 2``, shapes (n, 1) and (n,) give (n, n). The value of such a loss does not
-    depend on which label belongs to which sample, until both shapes are equal.
-    """
-    row = torch.Size([len(y)])
-    if {output.shape, y.shape} != {row, torch.Size([len(y), 1])}:
-        return
-    number = torch.arange(len(y), device=y.device)
-    outputs, labels = output.view(row) + number, y.view(row)
-    labels = labels if len(set(labels.tolist())) > 1 else labels + number
-
-    def depends_on_order(*shapes: torch.Size) -> bool:
-        given, one = outputs.view(shapes[0]), labels.view(shapes[1])
-        return not torch.isclose(loss(given, one), loss(given, one.flip(0)), rtol=1e-4)
-
-    try:
-        mixes = not depends_on_order(output.shape, y.shape) and depends_on_order(row, row)
-    except Exception:  # the loss needs the shapes and values that it was given
-        return
-    if mixes:
-        raise ValueError(
-            f"the loss compares each output with the labels of all samples of {owner}: the output "
-            f"has shape {tuple(output.shape)}, y has shape {tuple(y.shape)}; give both the same"
-        )
 
 
 def _hint_about_samples(task: Task, x: Tree) -> str:
@@ -227,9 +199,12 @@ def _hint_about_labels(task: Task, y: Tree) -> str:
     """Return a likely reason why the loss fails on labels, or nothing."""
     if task.loss is not cross_entropy or not isinstance(y, Tensor):
         return ""
-    if y.is_floating_point() or y.dtype == torch.int64:
+    if y.dtype == torch.int64 or (y.is_floating_point() and y.dim() > 1):  # or probabilities
         return ""
-    return " (cross-entropy needs class labels of torch.int64: convert them with y.long())"
+    return (
+        " (cross-entropy needs class labels of torch.int64: convert them with y.long() or, in "
+        "NumPy, y.astype(int))"
+    )
 
 
 BROADCAST = "Using a target size"

@@ -266,7 +266,10 @@ def as_tensor(name: str, leaf: Any) -> Tensor:
     if isinstance(leaf, Tensor):
         return leaf
     if not isinstance(leaf, np.ndarray):
-        raise ValueError(f"{name} must consist of tensors or NumPy arrays, got {type_names(leaf)}")
+        hint = ": convert it with .to_numpy()" if hasattr(leaf, "to_numpy") else ""
+        raise ValueError(
+            f"{name} must consist of tensors or NumPy arrays, got {type_names(leaf)}{hint}"
+        )
     try:
         with warnings.catch_warnings():  # data is never written, so read-only memory is fine
             warnings.simplefilter("ignore", UserWarning)

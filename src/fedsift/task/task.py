@@ -118,7 +118,7 @@ class Task:
         return model
 
     def is_live(self, client: int) -> bool:
-        """Whether a client's batches are made anew at every use: fetched or transformed."""
+        """Whether a client's batches are made again at every use: fetched or transformed."""
         return self.transform is not None or isinstance(self.clients[client], DatasetItems)
 
     def transformed(self, x: Tree) -> Tree:

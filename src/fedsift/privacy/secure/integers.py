@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from fedsift.codec.bit_packing import packed_size
 from fedsift.privacy.secure.refusal import require
 
 Words = npt.NDArray[np.unsignedinteger]
@@ -50,11 +51,6 @@ def from_words(words: Words, bits: int) -> Integers:
     """
     low: Integers = words.astype(np.int64) & (2**bits - 1)
     return low - (low >> (bits - 1) << bits)
-
-
-def packed_size(n: int, bits: int) -> int:
-    """Return the bytes of n packed words."""
-    return -(-n * bits // 8)
 
 
 def pack_words(words: Words, bits: int) -> bytes:
