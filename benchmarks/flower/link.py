@@ -32,8 +32,16 @@ class Link:
         self.port: int = listening.result(10)
 
     def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
+
+    async def _end(self) -> None:
+        self.server.close()
+        passing = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in passing:
+            task.cancel()
+        await asyncio.gather(*passing, return_exceptions=True)
 
     async def _listen(self) -> int:
         self.server = await asyncio.start_server(self._serve, HOST, 0, limit=CHUNK)

@@ -11,13 +11,17 @@ collect_ignore = ["app", "fast", "quickstart"]  # other processes import these
 
 @pytest.fixture
 def federation_of(tmp_path_factory):
-    """Start a federation with a number of nodes; all its processes end with the test."""
+    """Start a federation with a number of nodes; all its processes end with the test.
+
+    Flower notices that a process is gone when two of its heartbeats are missing.
+    """
     started = []
 
-    def start(nodes):
+    def start(nodes, heartbeat=10):
         folder = tmp_path_factory.mktemp("federation")
         path = os.pathsep.join([str(HERE / "fast"), SOURCE])
-        federation = ForkedFederation(folder, {"PYTHONPATH": path})
+        environment = {"PYTHONPATH": path, "HEARTBEAT": str(heartbeat)}
+        federation = ForkedFederation(folder, environment)
         started.append(federation)
         federation.__enter__()
         keys = federation.register([f"node-{n}" for n in range(nodes)])

@@ -136,7 +136,7 @@ class DeployedRun:
         merged = {n: x for n, x in exchange.metrics.items() if str(n) not in record["problems"]}
         means, _ = weighted_means(merged, self.federation)
         trained = MetricRecord({**numbers_of(record), **means})
-        measured = self.result.evaluate_metrics_serverapp.get(round, {})
+        measured = self.result.evaluate_metrics_serverapp.get(round, MetricRecord())
         self.record, self.evaluation = record | own_metrics(measured), None
         return self.result.arrays, trained
 
@@ -205,14 +205,17 @@ def restore_metrics(result: Result, history: Iterable[Record]) -> None:
     for record in history:
         round, numbers = int(record["round"]), numbers_of(record)
         own = own_metrics(numbers).keys()
-        trained = {key: x for key, x in numbers.items() if key not in own}
-        result.train_metrics_clientapp[round] = MetricRecord(trained)
+        result.train_metrics_clientapp[round] = MetricRecord(
+            {key: x for key, x in numbers.items() if key not in own}
+        )
         evaluation = record.get("evaluation") or {"clients": 0}
         if evaluation["clients"]:
             result.evaluate_metrics_clientapp[round] = MetricRecord(evaluation["metrics"])
-        measured = {key: x for key, x in numbers.items() if key in {"accuracy", "loss", *own}}
+        measured = MetricRecord(
+            {key: x for key, x in numbers.items() if key in {"accuracy", "loss", *own}}
+        )
         if measured:
-            result.evaluate_metrics_serverapp[round] = MetricRecord(measured)
+            result.evaluate_metrics_serverapp[round] = measured
 
 
 def log_round(record: Record) -> None:
