@@ -13,8 +13,8 @@ A client whose update does not count in a round, for whatever reason, is in that
 and must reach the same global state, bit by bit. Memory, open files and disk of the processes must
 not grow. The last line of the output sums it up, and ``--out`` adds it to a file.
 
-To spend the time on faults instead of on waiting, SuperNodes ask for messages every 0.4 s instead
-of every 3 s, and heartbeats come every 5 s instead of every 30 s (``fast/sitecustomize.py``). A
+To spend the time on faults instead of on waiting, SuperNodes ask for messages every 0.8 s instead
+of every 3 s, and heartbeats come every 8 s instead of every 30 s (``fast/sitecustomize.py``). A
 round waits for a client for 10 s. ``TMPDIR=/dev/shm`` keeps the federation's files in memory.
 SIGTERM ends the soak after the current round, with the result of all rounds until then. With
 ``--folder FOLDER`` the federation's files are kept, and the same command continues after the last
@@ -57,9 +57,9 @@ from fedsift.simulation import Options, prepare  # noqa: E402
 CLIENTS, ALGORITHM = 3, "sift"
 TIMEOUT = 10.0
 """Seconds after which a round continues without a client."""
-HEARTBEAT = 5
+HEARTBEAT = 8
 """Seconds between two heartbeats. A process that misses two is gone."""
-POLL, EXECUTOR_POLL = 0.4, 0.2
+POLL, EXECUTOR_POLL = 0.8, 0.2
 """Seconds between two questions of a SuperNode for messages, and of its SuperExec for work."""
 REFUSALS = 4
 """A SuperNode that the SuperLink refuses this many times gets a new key."""

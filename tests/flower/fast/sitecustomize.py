@@ -32,7 +32,6 @@ def load(*path: str) -> ModuleType:
 constant = load("common", "constant")
 constant.HEARTBEAT_MIN_INTERVAL = 1  # type: ignore[attr-defined]
 constant.HEARTBEAT_DEFAULT_INTERVAL = int(os.environ.get("HEARTBEAT", 10))  # type: ignore[attr-defined]
-constant.HEARTBEAT_CALL_TIMEOUT = 2  # type: ignore[attr-defined]
 
 if "CLOCK" in os.environ and any(word.endswith("flower-superlink") for word in sys.orig_argv):
     date = load("supercore", "date")
