@@ -37,6 +37,8 @@ PANELS: dict[str, dict[str, str]] = {
         "partition": "How the data is split across clients: iid, dirichlet or documents (of text "
         "by author: one author per client, those with the longest texts).",
         "theta": "Dirichlet concentration; smaller values make clients less alike.",
+        "validation": "Share of the training data that is held out from the clients and takes the "
+        "place of the test set, for choosing settings; 0: the test set.",
     },
     "Federation": {
         "clients": "Number of clients.",

@@ -1,7 +1,14 @@
 """Data sets by name, and their partition among clients."""
 
 from fedsift.data.conversion import from_dataset, from_huggingface, split
-from fedsift.data.datasets import DATASETS, Dataset, digest_of, load, shape_of
+from fedsift.data.datasets import (
+    DATASETS,
+    Dataset,
+    digest_of,
+    load,
+    shape_of,
+    with_validation_split,
+)
 from fedsift.data.partition import dirichlet, documents, iid, partition_indices
 from fedsift.data.text import loss_of
 from fedsift.errors import explain_renamed
@@ -22,6 +29,7 @@ __all__ = [
     "sequence_cross_entropy",
     "shape_of",
     "split",
+    "with_validation_split",
 ]
 
 __getattr__ = explain_renamed(__name__)

@@ -57,6 +57,7 @@ class RunConfig:
     weights: str = "auto"
     partition: str = "iid"
     theta: float = 0.1
+    validation: float = 0.0
     participation: float = 1.0
     dropout: float = 0.0
     min_clients: int = 0
@@ -151,6 +152,13 @@ class RunConfig:
             raise ConfigError(f"seed must be at least 0, got {self.seed}")
         if self.rounds < 1:
             raise ConfigError(f"rounds must be at least 1, got {self.rounds}")
+        if not 0 <= self.validation < 1:
+            raise ConfigError(f"validation must be in [0, 1), got {self.validation}")
+        if self.validation and (is_user_code(self.dataset) or is_text(self.dataset)):
+            raise ConfigError(
+                "validation holds out samples of a built-in data set: leave it out, and give the "
+                "held-out samples as the test set"
+            )
         if self.batch_size < 0:
             raise ConfigError(
                 f"batch-size must be at least 1, or 0 for the whole local set, "
