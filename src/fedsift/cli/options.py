@@ -90,6 +90,7 @@ PANELS: dict[str, dict[str, str]] = {
         "device": "auto, cpu or cuda; auto uses CUDA if it is available.",
         "client_tests": "Also measure the accuracy on each client: on the test set, weighted by "
         "the classes of the client's data. Of text by author: the perplexity on each author.",
+        "num_workers": "Processes that fetch the items of your own Datasets ahead of their use.",
         "precision": "On a GPU: fp32, tf32 or bf16.",
         "wire": "count measures every message; real also encodes and decodes it.",
         "tensorboard": "Also write TensorBoard events to the run folder.",

@@ -81,7 +81,7 @@ def require_executable(runs: Sequence[PlannedRun]) -> None:
         federation_of(run.config, cached_dataset(run.config.dataset, run.quick))
 
 
-MAY_DIFFER = {"rounds", "device", "precision", "tensorboard", "keep_checkpoints"}
+MAY_DIFFER = {"rounds", "device", "precision", "tensorboard", "keep_checkpoints", "num_workers"}
 """Settings in which a run may differ from the planned one."""
 
 

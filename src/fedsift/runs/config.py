@@ -34,7 +34,7 @@ from fedsift.task.user_code import LANGUAGE_MODEL, is_user_code
 DEVICES = ("auto", "cpu", "cuda")
 KEEP_CHECKPOINTS = 5
 """Number of checkpoints that are kept by default."""
-MAY_CHANGE = frozenset({"rounds", "keep_checkpoints"})
+MAY_CHANGE = frozenset({"rounds", "keep_checkpoints", "num_workers"})
 """Settings that may change when a run is continued. They do not affect its rounds."""
 
 
@@ -85,6 +85,7 @@ class RunConfig:
     block_length: int = 128
     gradient_checkpointing: bool = False
     client_tests: bool = False
+    num_workers: int = 0
     tensorboard: bool = False
     keep_checkpoints: int = KEEP_CHECKPOINTS
     settings: Mapping[str, GivenSetting] = field(default_factory=dict)
