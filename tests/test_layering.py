@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedsift
+from fedsift.algorithms import METHODS
 
 ROWS = (
     ("errors", "seeding", "native"),
@@ -105,3 +106,14 @@ def test_the_root_holds_at_most_nine_modules() -> None:
 def test_every_package_has_a_row() -> None:
     packages = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in MODULES}
     assert packages <= RANK.keys()
+
+
+@pytest.mark.parametrize(
+    "init", sorted(SOURCE.rglob("*/__init__.py")), ids=lambda init: init.parent.name
+)
+def test_every_package_says_what_each_of_its_modules_is(init: Path) -> None:
+    text = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+    methods = {f"{name.replace('-', '_')}.py" for name in METHODS}
+    modules = {path.name for path in init.parent.glob("*.py")} - {"__init__.py"} - methods
+    packages = {f"{path.parent.name}/" for path in init.parent.glob("*/__init__.py")}
+    assert {name for name in modules | packages if name not in text} == set()

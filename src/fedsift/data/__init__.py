@@ -1,4 +1,14 @@
-"""Data sets by name, and their partition among clients."""
+"""Data sets by name, and their partition among clients.
+
+- ``datasets.py``: data sets by name
+- ``partition.py``: which client has which samples
+- ``conversion.py``: index arrays, torch and Hugging Face data sets as clients' tensors
+- ``user_data.py``: data from the user's own function
+- ``text.py``, ``authors.py``: the source code of Python's library; texts by author
+- ``official_sources.py``: official files, their addresses and SHA-256 digests
+- ``download.py``, ``folder.py``: how they are downloaded, and the folder they are in
+- ``image_files.py``: their formats
+"""
 
 from fedsift.data.conversion import from_dataset, from_huggingface, split
 from fedsift.data.datasets import (

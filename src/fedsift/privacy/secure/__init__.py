@@ -16,6 +16,9 @@ attempt.py      what the server knows of clients, and of an attempt to sum their
 server.py       the server's side: who is in the sum, and how the masks are removed
 storage.py      a client as JSON
 exchange.py     a whole round of it in one process, with losses at any stage and byte counts
+settings.py     how many neighbors and signatures are needed, and what can be summed
+hashing.py      hashes of lists of fields
+refusal.py      the errors
 =============== ================================================================================
 """
 
