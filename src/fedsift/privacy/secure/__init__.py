@@ -10,6 +10,7 @@ primitives.py   key agreement, key derivation, encryption, signatures, Shamir sh
                 from the libraries cryptography and pycryptodome
 integers.py     integers modulo 2**b, and how they are packed
 graph.py        who masks with whom, and how many must agree
+group.py        the clients of a round, and what they must agree on
 messages.py     the messages' bytes
 client.py       the client's side: what it reveals, and what it refuses
 attempt.py      what the server knows of clients, and of an attempt to sum their values
