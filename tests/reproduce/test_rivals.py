@@ -132,7 +132,7 @@ def test_time_counts_what_a_participating_client_sends():
     values = {"algorithm": "sift", "clients": 500, "participation": 0.04, "model": "cnn"}
     config = RunConfig.from_values({**values, "dataset": "fashion-mnist"})
     cost = Cost(round=10, up=0.01, down=0.5, up_in_paper_format=0.0)
-    computing = 10 * 30 * 0.002
+    computing = 10 * 30 * 0.006
     assert seconds_to(config, cost, 1.0) == pytest.approx(computing + 8 * (0.25 + 0.5))
 
 

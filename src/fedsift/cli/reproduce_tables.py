@@ -142,7 +142,7 @@ def rivals_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
         ratio = number_text(line["ratio"], "", "×")
         seconds = line["seconds_1_mbit"]
         hours = number_text(seconds and seconds / 3600, "")
-        reached = f"{line['reached']}/{len(line['seeds'])}" if line["line"] else "open"
+        reached = f"{line['reached']}/{len(line['seeds'])}" if line["seeds"] else "open"
         table.add_row(settings_text(line), up, ratio, both, hours, reached)
     return table
 

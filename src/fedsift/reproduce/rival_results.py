@@ -59,17 +59,20 @@ class TunedRuns:
 
     @cached_property
     def entries(self) -> list[Entry]:
-        """The references, then every method; a method without any run has no lines."""
+        """Every method, then the references; a method without a choice has no lines."""
         choices = choices_among(self.validation)
-        references = [
-            Entry(outcome.run.label, False, dict.fromkeys(TARGETS, outcome.run.label))
-            for outcome in self.validation
-            if is_reference(outcome.run)
-        ]
-        return references + [
+        tuned = [
             Entry(name, True, {t: choices[name, t].label for t in TARGETS if (name, t) in choices})
             for name in self.group.methods
         ]
+        references = read_pinned("rivals")["references"]
+        return tuned + [Entry(name, False, dict.fromkeys(TARGETS, name)) for name in references]
+
+    def accuracy_of(self, target: str) -> float | None:
+        """Return the accuracy of a target as the mean over the seeds of the test runs, if known."""
+        if target == "task":
+            return self.validation[0].run.target
+        return mean(list(self.levels[target].values()))
 
     def chosen_for(self, label: str) -> list[str]:
         """Return the targets for which a configuration was chosen."""
@@ -147,7 +150,7 @@ def summary_of(comparison: TunedRuns, entry: Entry, target: str) -> Row:
         "tuned": entry.is_tuned,
         "target": target,
         "line": label,
-        "accuracy": mean([levels[outcome.run.config.seed] for outcome in line]),
+        "accuracy": comparison.accuracy_of(target),
         "seeds": [outcome.run.config.seed for outcome in line],
         "reached": len(costs),
         **statistics(costs if len(costs) == len(line) else []),

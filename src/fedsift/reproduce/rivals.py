@@ -30,6 +30,7 @@ from fedsift.reproduce.plan import (
 )
 from fedsift.reproduce.results import Outcome, read_outcome
 from fedsift.reproduce.traffic import accuracies, cost_to_target
+from fedsift.runs.compare import megabytes
 
 VALIDATION, TEST = "rivals/validation", "rivals/test"
 """The folders of both kinds of runs."""
@@ -217,7 +218,7 @@ def is_settled(outcome: Outcome, target: float, least: float) -> bool:
     """Whether more rounds cannot change that a run needs more than the least uplink, or not."""
     if is_complete(outcome) or cost_to_target(outcome, target) is not None:
         return True
-    return bool(outcome.history) and outcome.history[-1]["uplink_bytes"] >= 1e6 * least
+    return bool(outcome.history) and megabytes(outcome.history[-1]) >= least
 
 
 def rank_of(outcome: Outcome, target: float) -> tuple[float, float, float]:
