@@ -14,8 +14,11 @@ import pytest
 import typer
 from safetensors import safe_open
 
+import fedsift
+from fedsift import advise, privacy
 from fedsift.algorithms import METHODS
 from fedsift.cli.entry import app
+from fedsift.flower import FedSift, client_app
 from fedsift.progress import times_fewer
 from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, run_summary, train_rounds
 from fedsift.runs.compare import Row, dense_fedadam_bytes
@@ -84,7 +87,12 @@ def test_the_reference_has_every_method_and_its_examples(site):
     for name in METHODS:
         function = name.replace("-", "_")
         assert f'id="fedsift.algorithms.{function}.{function}"' in api["algorithms"], name
-    assert 'id="fedsift.simulate"' in api["fedsift"]
+    public = [fedsift.simulate, fedsift.rounds, fedsift.Result, fedsift.Diverged, fedsift.Adam]
+    public += [fedsift.State, fedsift.Layout, advise.advise, advise.Advice, FedSift, client_app]
+    public += [privacy.DifferentialPrivacy, privacy.SecureSettings]
+    for thing in public:
+        places = f"{thing.__module__}.{thing.__name__}", f"fedsift.{thing.__name__}"
+        assert any(f'id="{place}"' in text for place in places for text in api.values()), thing
     for page, text in api.items():
         assert "<blockquote>" not in text, f"a doctest of {page} is not shown as code"
 

@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from page import PAGE, amount, between, markdown, percent
+from page import PAGE, amount, between, percent, table
 
 from fedsift.reproduce.experiments import Experiment
 from fedsift.reproduce.parallel import BatchOptions, execute_runs
@@ -160,7 +160,7 @@ def pieces(rows: Sequence[Row]) -> Iterator[str]:
         "The ratio is FedAdam-SSM's uplink in the clear, in the same codec, to the uplink of the "
         "row, with the same seeds; in parentheses, for each seed."
     )
-    yield markdown(lines(rows))
+    yield table(lines(rows))
     about = sorted({f"{row['device']}, {row['precision']}, {row['commit']}" for row in rows})
     yield (
         "The final accuracy is that after 150 rounds (CNN) or 60 (VGG-11); – if a run ended at its "

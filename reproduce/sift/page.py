@@ -5,32 +5,31 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from doc_tables import (
+    ROOT,
+    amount,
+    between,
+    listed,
+    name_of,
+    percent,
+    table,
+    times,
+    unit_of,
+    whole,
+)
+
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 TABLE = HERE / "ablation.csv"
 COMPARED = ROOT / "reproduce" / "results" / "sift.json"
 PAGE = ROOT / "docs" / "explanation" / "sift.md"
-TASKS = {
-    "cnn-fashion-mnist": "CNN, Fashion-MNIST",
-    "vgg11-cifar10": "VGG-11, CIFAR-10",
-    "resnet18-cifar10": "ResNet-18, CIFAR-10",
-    "resnet18-svhn": "ResNet-18, SVHN",
-    "vit-tiny-cifar10": "ViT-Tiny, CIFAR-10",
-    "char-lm": "Character language model, Python's modules",
-}
-SETTINGS = {
-    "iid": "IID",
-    "noniid": "Dirichlet 0.1",
-    "theta-0.5": "Dirichlet 0.5",
-    "theta-1": "Dirichlet 1",
-}
-UNITS = {"kB": 1e3, "MB": 1e6}
-NO_RESULTS = "There are no results yet."
 Row = dict[str, str]
 Result = dict[str, Any]
 
@@ -65,7 +64,7 @@ def comparison(found: Sequence[Result]) -> Iterator[str]:
             f"The initial model is not counted: every method sends its "
             f"{amount(1e6 * group[0]['first_model'], unit)} {unit} to each client."
         )
-        yield markdown(methods(group, unit))
+        yield table(methods(group, unit))
         yield "; ".join(origins(group)) + "."
 
 
@@ -115,7 +114,7 @@ def ablation(found: Sequence[Row]) -> Iterator[str]:
             f"Target {percent(target)}; harder target, FedAdam's own best, {percent(harder)}. "
             f"{unit} per client, up and down; down includes the initial model."
         )
-        yield markdown(variants(group, unit))
+        yield table(variants(group, unit))
         clients = "/".join(sorted({row["clients"] for row in group}))
         yield f"{clients} clients; {origin(group)}."
 
@@ -136,12 +135,6 @@ def variants(group: Sequence[Row], unit: str) -> Iterator[tuple[str, ...]]:
         )  # fmt: skip
 
 
-def name_of(task: str, setting: str) -> str:
-    """The name of a task and setting for readers."""
-    name = "by document" if (task, setting) == ("char-lm", "noniid") else SETTINGS[setting]
-    return f"{TASKS[task]}, {name}"
-
-
 def mean(group: Sequence[Row], key: str) -> float | None:
     """The mean over the rows; None unless all have a value.
 
@@ -150,50 +143,6 @@ def mean(group: Sequence[Row], key: str) -> float | None:
     """
     cells = [row[key] for row in group]
     return fmean(map(float, cells)) if all(cells) else None
-
-
-def unit_of(sent: Iterable[float]) -> str:
-    """The unit in which the smallest number of bytes has few digits.
-
-    >>> unit_of([5_200.0, 1_223_300.0]), unit_of([5_232_600.0])
-    ('kB', 'MB')
-    """
-    return "MB" if min(sent) >= UNITS["MB"] else "kB"
-
-
-def amount(x: float | None, unit: str) -> str:
-    """Bytes in a unit; a dash if not all seeds reached the target.
-
-    >>> amount(1_223_300.0, "kB"), amount(None, "kB")
-    ('1 223.3', '–')
-    """
-    return "–" if x is None else f"{x / UNITS[unit]:,.1f}".replace(",", " ")
-
-
-def times(x: float | None) -> str:
-    """A ratio in three digits; a dash for None.
-
-    >>> times(38.04), times(0.05711), times(None)
-    ('38', '0.0571', '–')
-    """
-    return "–" if x is None else f"{x:.0f}" if x >= 10 else f"{x:.3g}"
-
-
-def whole(x: float | None) -> str:
-    """A mean number of rounds."""
-    return "–" if x is None else f"{x:.0f}"
-
-
-def percent(x: float | None) -> str:
-    """A share in percent."""
-    return "–" if x is None else f"{100 * x:.2f} %"
-
-
-def markdown(body: Iterator[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    head, *rest = body
-    ruled = [head, ("---", *("--:",) * (len(head) - 1)), *rest]
-    return "\n".join("| " + " | ".join(line) + " |" for line in ruled)
 
 
 def origin(places: Sequence[dict[str, Any]]) -> str:
@@ -206,28 +155,10 @@ def origin(places: Sequence[dict[str, Any]]) -> str:
     return f"{seeds}, {' and '.join(found)}"
 
 
-def listed(what: str, names: Collection[str]) -> str:
-    """A list of names, with its noun in singular or plural.
-
-    >>> listed("seed", ["0"]), listed("seed", ["0", "1"])
-    ('seed 0', 'seeds 0, 1')
-    """
-    return f"{what}{'s' * (len(names) > 1)} {', '.join(names)}"
-
-
 def filled(page: str, found: Sequence[Result], ablated: Sequence[Row]) -> str:
     """The page with the tables inserted between the marks."""
     page = between(page, "comparison", comparison(found))
     return between(page, "ablation", ablation(ablated))
-
-
-def between(page: str, mark: str, pieces: Iterator[str]) -> str:
-    """The page with the pieces between the marks, or a sentence that there are none."""
-    first, last = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
-    before, _, rest = page.partition(first)
-    _, _, after = rest.partition(last)
-    content = "\n\n".join(pieces) or NO_RESULTS
-    return f"{before}{first}\n\n{content}\n\n{last}{after}"
 
 
 if __name__ == "__main__":

@@ -25,6 +25,10 @@ class WorkerDied(RuntimeError):
     """A process of an engine ended unexpectedly."""
 
 
+class OutOfMemory(RuntimeError):
+    """The GPU has too little memory; the message says what needs less."""
+
+
 def require_choice(kind: str, name: str, choices: Collection[str]) -> None:
     """Raise ConfigError unless a name is one of the choices; suggest the most similar one.
 

@@ -109,6 +109,22 @@ def test_the_function_gets_the_number_of_clients_and_may_return_datasets(here):
     assert (summary["clients"], summary["final_accuracy"]) == (4, None)
 
 
+def test_workers_fetch_the_items_of_datasets_and_may_change(here, capsys):
+    words = ["run", "--data", "own_parts:items", "--model", "own_parts:mlp", "--local-steps", "2"]
+    words += ["--clients", "2", "--rounds", "2"]
+    assert main([*words, "--num-workers", "1", "--out", "a"]) == 0
+    assert main([*words, "--out", "b"]) == 0
+    assert without_seconds(here / "a") == without_seconds(here / "b")
+    config = here / "a" / "config.toml"
+    assert "num_workers = 1\n" in config.read_text()
+    changed = config.read_text().replace("num_workers = 1", "num_workers = 0")
+    config.write_text(changed.replace("rounds = 2", "rounds = 3"))
+    assert main(["resume", "a"]) == 0
+    capsys.readouterr()
+    assert main([*words, "--num-workers", "-1"]) == 2
+    assert "num-workers must be a whole number of at least 0" in capsys.readouterr().err
+
+
 def test_a_regression_with_a_loss_and_dicts_shows_its_loss(here, capsys):
     words = ["--data", "own_parts:regression", "--model", "own_parts:Line"]
     loss = ["--loss", "torch.nn.functional:mse_loss"]

@@ -2,6 +2,7 @@
 
 import gzip
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +23,9 @@ from fedsift.data import (
     shape_of,
     split,
 )
+from fedsift.errors import ConfigError
 from fedsift.runs import RunConfig, federation_of
+from fedsift.runs.parts import parts_of
 
 labels = st.lists(st.integers(0, 5), min_size=1, max_size=120).map(np.array)
 seeds = st.integers(0, 2**40)
@@ -40,6 +43,33 @@ def label_skew(rows, y):
     whole = np.bincount(y, minlength=classes) / len(y)
     shares = [np.bincount(y[part], minlength=classes) / len(part) for part in rows]
     return float(np.mean([np.abs(share - whole).sum() / 2 for share in shares]))
+
+
+def test_validation_samples_are_training_samples_that_no_client_has():
+    config = RunConfig.from_values({"validation": 0.1, "seed": 3, "clients": 5, "device": "cpu"})
+    dataset = load("digits")
+    parts = parts_of(config, dataset)
+    ours = torch.cat([parts.test[0], *(x for x, _ in parts.clients)]).flatten(1)
+    theirs = dataset.train[0].flatten(1)
+    assert len(parts.test[1]) == len(theirs) // 10
+    assert len(ours) == len(theirs)
+    assert torch.equal(ours.unique(dim=0), theirs.unique(dim=0))
+    other = parts_of(replace(config, seed=4), dataset)
+    assert not torch.equal(other.test[0], parts.test[0])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"validation": 1.0},
+        {"validation": -0.1},
+        {"validation": 0.1, "data": "package.module:function", "model": "small-cnn"},
+        {"validation": 0.1, "dataset": "sotu", "model": "llm:tiny", "partition": "documents"},
+    ],
+)
+def test_a_wrong_validation_share_is_refused(values):
+    with pytest.raises(ConfigError, match="validation"):
+        RunConfig.from_values(values)
 
 
 @given(labels_and_clients(), seeds)

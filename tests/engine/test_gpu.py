@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
 
 import fedsift
 from fedsift import algorithms, models, schedules
@@ -96,6 +97,56 @@ def noisy(x):
 
 def test_batches_that_are_transformed():
     assert_close(federation(small("fedavg"), transform=noisy))
+
+
+class Noisy(Dataset):
+    """Random items, made on the CPU."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, row):
+        return self.x[row] + 0.1 * torch.randn(6), int(self.y[row])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_clients_that_are_datasets(workers):
+    clients = [Noisy(x, y) for x, y in samples()]
+    assert_close(federation(small("fedavg"), clients=clients, num_workers=workers))
+
+
+class Named(nn.Linear):
+    """Its inputs have names."""
+
+    def forward(self, left, right):
+        return super().forward(torch.cat([left, right], 1))
+
+
+def test_own_data_and_measurements(tmp_path):
+    """Dicts of NumPy arrays, metrics, tests of clients, and a folder that is continued."""
+
+    def simulated(device, rounds=4, **given):
+        torch.manual_seed(0)
+        return fedsift.simulate(
+            Named(6, 3).double(), clients, clients[0], small("fedavg"), rounds, batch_size=8,
+            device=device, metrics={"error": nn.functional.cross_entropy}, client_tests=clients,
+            evaluate=lambda model: {"norm": model.weight.norm()}, evaluate_every=2, **given,
+        )  # fmt: skip
+
+    arrays = [(x.numpy(), y.numpy()) for x, y in samples()]
+    clients = [({"left": x[:, :2], "right": x[:, 2:]}, y) for x, y in arrays]
+    ours, theirs = simulated(DEVICE, out=tmp_path / "run"), simulated("cpu")
+    assert ours.weights.device.type == DEVICE
+    for found, expected in zip(ours.history, theirs.history, strict=True):
+        assert found.keys() == expected.keys()
+        for name in {"error", "norm", "client_accuracy_worst"} & found.keys():
+            assert found[name] == pytest.approx(expected[name], rel=1e-9)
+    assert simulated(DEVICE, out=tmp_path / "run").history == ours.history
+    half = simulated(DEVICE, on_round=lambda record, model: record["round"] == 2)
+    assert torch.equal(simulated(DEVICE, start=half).weights, ours.weights)
 
 
 def test_clients_that_take_different_numbers_of_steps():

@@ -1,16 +1,20 @@
 """The GPU engine tries the fastest way first and ends with one that works."""
 
 import logging
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedsift import algorithms
+from fedsift.cli.exit_codes import report_problem
 from fedsift.engine import Reference, Stacked
 from fedsift.engine.gpu import graph, ways
+from fedsift.errors import OutOfMemory
 from fedsift.progress import round_progress
 from fedsift.simulation import Options, prepare
 
@@ -62,7 +66,7 @@ def graphs(monkeypatch):
     failing = set()
 
     def capture(take):
-        take()
+        graph.record(take)
         gradients = type(take.__self__.gradients).__name__
         if gradients in failing:
             raise RuntimeError(COPY + "\nmore about it")
@@ -99,6 +103,36 @@ def test_a_graph_is_replayed(graphs):
     assert all(isinstance(step.graph, Replayed) for step in engine.steps.values())
 
 
+class Skipping(nn.Linear):
+    """Skips part of its work at random. What the host draws, a graph would repeat."""
+
+    def __init__(self, draw):
+        super().__init__(5, 4)
+        self.draw = draw
+
+    def forward(self, x):
+        return super().forward(x) * (1 if self.draw() < 0.5 else 0.5)
+
+
+DRAWS = {
+    "random": random.random,
+    "numpy": lambda: np.random.rand(),  # noqa: NPY002
+    "torch": lambda: float(torch.rand(())),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_model_that_draws_random_numbers_on_the_host_has_no_graph(graphs, name):
+    torch.manual_seed(0)
+    fed = federation(Skipping(DRAWS[name]))
+    engine = Stacked(fed.task, fed.algorithm)
+    after_two_rounds(fed, engine)
+    assert chosen_by(engine) == {"one client after another"}
+    (step,) = engine.steps.values()
+    reasons = dict(step.chosen.refused)
+    assert reasons["one stream per client"] == "it draws random numbers on the CPU"
+
+
 def test_losses_without_gradients_are_computed_without_a_graph_if_need_be(graphs):
     graphs |= {"PointLosses"}
     torch.manual_seed(0)
@@ -129,6 +163,19 @@ def test_running_out_of_memory_leads_to_a_way_that_needs_less():
     chosen = ways.first_that_works(ways.GRADIENTS, attempt)
     assert chosen.result == "works"
     assert chosen.refused[0][1] == "CUDA out of memory. Tried to allocate 2 GiB"
+
+
+def test_running_out_of_memory_in_every_way_is_said_in_one_line(capsys):
+    class Large(nn.Linear):
+        def forward(self, x):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+
+    fed = federation(nn.Linear(5, 4))
+    fed = replace(fed, task=replace(fed.task, model=Large(5, 4)))
+    with pytest.raises(OutOfMemory, match="out of memory: choose a smaller batch") as problem:
+        after_two_rounds(fed, Stacked(fed.task, fed.algorithm))
+    assert report_problem(problem.value) == 3
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_the_choice_is_shown_next_to_the_rounds(capsys):

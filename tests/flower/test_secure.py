@@ -2,23 +2,31 @@
 
 import json
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from inline import InlineGrid, InlineNode
 from torch import nn
 
 import fedsift
 from fedsift import algorithms
-from fedsift.flower import FedSift, arrays_of, client_app, secure_rounds
+from fedsift.codec.update import Update, dense
+from fedsift.engine.contract import ClientResult
+from fedsift.flower import FedSift, arrays_of, client_app, secure_client, secure_rounds
+from fedsift.flower.client_round import ClientRound
+from fedsift.flower.protocol import RefusedRequest, TrainReply
 from fedsift.flower.secure_client import (
     SECURE_RECORD,
+    SPENT,
     SecureFile,
     SecureQuery,
     SecureReply,
     answer_query,
+    basis_of,
 )
 from fedsift.privacy.secure import SecureSettings, SecureSumStopped
 from fedsift.privacy.secure.client import SecureClient
@@ -26,6 +34,7 @@ from fedsift.privacy.secure.exchange import StageBytes, run_exchange
 from fedsift.privacy.secure.messages import Reader, SecureStage
 from fedsift.privacy.secure.server import SecureServer
 from fedsift.privacy.secure.storage import client_from_json, client_to_json
+from fedsift.vector import State
 
 CLIENTS = 4
 METHOD = algorithms.sift_common(density=0.3, local_steps=2, shares=4)
@@ -194,13 +203,16 @@ def test_a_client_is_stored_with_everything_it_knows(federation, tmp_path):
 
 
 def test_values_that_were_in_a_sum_are_refused_to_a_new_session(tmp_path):
-    """The server gets the sum of four clients, and asks again for the sum of three of them."""
+    """The server gets the sum of eight clients, and asks again for that of three of them.
+
+    It did not ask these three to reveal their masks: neighbors restored them.
+    """
     values = np.arange(5, dtype=np.int8)
-    for client in range(CLIENTS):
+    for client in range(8):
         SecureFile(tmp_path / f"{client}/secure.json", 1, 1, values.tobytes()).save()
     reasons = []
 
-    def total_of(clients, session):
+    def total_of(clients, session, unaware=()):
         server = SecureServer(bytes(8) + session, SecureSettings())
 
         def ask(request):
@@ -212,14 +224,104 @@ def test_values_that_were_in_a_sum_are_refused_to_a_new_session(tmp_path):
                     SecureSettings(),
                 )
                 for u, message in request.messages.items()
+                if request.stage < SecureStage.REVEAL or u not in unaware
             }
             reasons.extend(reply.reason for reply in found.values() if reply.reason)
             return {u: reply.reply for u, reply in found.items() if reply.reply}
 
         return run_exchange(server, 1, clients, 5, 7, ask, StageBytes()).total
 
-    assert total_of(range(4), b"session1").tolist() == (4 * values).tolist()
+    assert total_of(range(8), b"session1", unaware={0, 1, 2}).tolist() == (8 * values).tolist()
     with pytest.raises(SecureSumStopped):
         total_of(range(3), b"session2")
-    assert len(reasons) == 3
-    assert all("in the sum of an earlier session" in reason for reason in reasons)
+    assert reasons == 3 * [SPENT]
+
+
+@pytest.mark.parametrize("stage", [SecureStage.CONSENT, SecureStage.REVEAL])
+def test_a_server_killed_after_values_were_masked_skips_the_round(
+    stage, federation, tmp_path, monkeypatch
+):
+    strategy, grid = federation()
+    push = grid.push
+
+    def killed(message):
+        if SECURE_RECORD in message.content.config_records:
+            header = Reader(SecureQuery.from_records(message.content).request).header()
+            if (header.round, header.stage) == (3, stage):
+                raise KeyboardInterrupt
+        return push(message)
+
+    grid.push = killed
+    with pytest.raises(KeyboardInterrupt):
+        strategy.start(grid, arrays_of(make_model()), 4, 60.0)
+    again, grid = federation()
+    again.start(grid, arrays_of(make_model()), 5, 60.0)
+    rounds = history(tmp_path)
+    assert [record["clients"] for record in rounds] == [CLIENTS, CLIENTS, 0, CLIENTS, CLIENTS]
+    assert "masked in another session" in rounds[2]["problems"]["0"]
+
+
+def test_values_computed_from_another_model_or_configuration_have_another_basis(
+    federation, tmp_path
+):
+    """Masks cancel only between clients with the same basis, see test_inconsistent_server.py."""
+    state = State(w=torch.zeros(3), c=torch.ones(3))
+    config = ConfigRecord({"lr": 0.1, "server-round": 2})
+    found = [
+        basis_of(state, config),
+        basis_of(state.replace(c=torch.full((3,), 1e3)), config),
+        basis_of(State(w=torch.zeros(3), m=torch.ones(3)), config),
+        basis_of(state, ConfigRecord({"lr": 0.0, "server-round": 2})),
+    ]
+    assert len({*found}) == len(found)
+    assert basis_of(state, ConfigRecord({"server-round": 2, "lr": 0.1})) == found[0]
+    strategy, grid = federation()
+    strategy.start(grid, arrays_of(make_model()), 2, 60.0)
+    files = [SecureFile.load(path.parent) for path in (tmp_path / "state").rglob("secure.json")]
+    assert {len(file.basis) for file in files} == {32}
+    assert len({file.basis for file in files}) == 1
+
+
+def test_the_server_gets_no_client_s_loss(federation, tmp_path):
+    strategy, grid = federation()
+    losses, received = [], TrainReply.from_records
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            TrainReply,
+            "from_records",
+            lambda records: (losses.append(received(records).loss), received(records))[1],
+        )
+        strategy.start(grid, arrays_of(make_model()), 2, 60.0)
+    assert len(losses) == 2 * CLIENTS
+    assert np.isnan(losses).all()
+    assert [record["train_loss"] for record in history(tmp_path)] == [None, None]
+
+
+def test_a_secure_client_sends_no_running_statistics(tmp_path):
+    """The server refuses them, too; but a client does not rely on it."""
+    statistics = ClientResult(0, Update(dense({"b": torch.zeros(1, 2)}), (1.0,)), {}, 0.5, None)
+    round = ClientRound(None, METHOD, METHOD, None, 0, None, secure=SecureSettings())
+    with pytest.raises(RefusedRequest, match='choose buffers="local" or "frozen"'):
+        round.without_summed(statistics, None)
+
+
+def test_two_queries_at_once_are_answered_one_after_another(tmp_path, monkeypatch):
+    """Two Flower runs of one SuperLink can send messages to two processes of a SuperNode."""
+    now, most = set(), []
+
+    def slow(query, client, file, settings):
+        now.add(query.request)
+        most.append(len(now))
+        time.sleep(0.05)
+        now.remove(query.request)
+        return file, b"reply"
+
+    monkeypatch.setattr(secure_client, "answered", slow)
+
+    def ask(n):
+        query = SecureQuery(bytes(8), bytes(8), bytes([n]))
+        return answer_query(query, 0, tmp_path / "0", SecureSettings()).reply
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, range(4))) == 4 * [b"reply"]
+    assert most == [1, 1, 1, 1]

@@ -27,8 +27,10 @@ class CuriousServer:
         self.parties, self.clients = parties, parties.clients
         self.masked: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self.masters: dict[tuple[int, int], bytes] = {}
+        self.thresholds: dict[tuple[int, int], int] = {}
         self.shares: dict[tuple[int, int], dict[int, bytes]] = {}
         self.generation: dict[tuple[int, int, int], int] = {}
+        self.terms: dict[tuple[int, int, int], bytes] = {}
         self.views: set[bytes] = set()
         parties.after = self.note
 
@@ -44,9 +46,12 @@ class CuriousServer:
             partners = tuple(v for v in client.group.neighbors if v in now.cohort)
             self.masked[u, now.round, now.attempt] = partners
             self.generation[u, now.round, now.attempt] = client.generation
+            self.terms[u, now.round, now.attempt] = now.terms
             self.masters[u, client.generation] = client.master
+            self.thresholds[u, client.generation] = client.group.settings.threshold
             for v, peer in client.peers.items():
-                if u in (neighbors := self.clients[v].group.neighbors):
+                neighbors = self.clients[v].group.neighbors
+                if u in neighbors and peer.generation == self.clients[v].generation:
                     shares = self.shares.setdefault((v, peer.generation), {})
                     shares.setdefault(neighbors.index(u) + 1, peer.share)
         if stage is SecureStage.CONSENT:
@@ -68,8 +73,10 @@ class CuriousServer:
         return self_mask_key(master, RUN, u, round, attempt)
 
     def pair_key(self, u: int, v: int, round: int, attempt: int) -> bytes:
+        """The key of u's mask with v. That of v is another one if they were told other terms."""
         low, high = sorted((u, v))
-        return derive(self.clients[u].peers[v].secret, "pair", RUN, low, high, round, attempt)
+        terms = self.terms[u, round, attempt]
+        return derive(self.clients[u].peers[v].secret, "pair", low, high, terms)
 
     def _all_keys(self) -> set[bytes]:
         found = set()
@@ -83,8 +90,8 @@ class CuriousServer:
         found = set()
         for (u, generation), shares in self.shares.items():
             received = {at: share for at, share in shares.items() if share and share in plain}
-            least = self.clients[u].group.settings.threshold
-            if len(received) >= max(least, 1):
+            least = self.thresholds.get((u, generation), len(self.clients))
+            if len(received) >= least:
                 master = combine_shares(dict(sorted(received.items())[:least]))
                 assert master == self.masters[u, generation]
                 masked = [when for when in self.masked if when[0] == u]

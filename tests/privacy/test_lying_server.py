@@ -1,97 +1,12 @@
 """The server lies about who was lost: clients refuse, and no client's values are exposed."""
 
-from collections.abc import Iterable, Mapping
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsift.privacy.secure import Refusal, SecureSettings
-from fedsift.privacy.secure.messages import MessageHeader, SecureStage, bitmap, client_list, varint
-from fedsift.privacy.secure.primitives import is_signed
-from privacy.curious import CuriousServer, smallest_exposed_sum
-from privacy.parties import Parties, random_codes
-
-
-class LyingServer:
-    """Sends each client what it likes. It holds every masked vector and every signature."""
-
-    def __init__(self, clients: int, **settings: int) -> None:
-        self.parties = Parties(dict.fromkeys(range(clients), 1), SecureSettings(**settings))
-        self.clients, self.all = self.parties.clients, tuple(range(clients))
-        self.curious = CuriousServer(self.parties)
-        self.signatures: dict[int, list[bytes]] = {u: [] for u in self.all}
-        self.parties.sum_round(1, random_codes(clients))
-        self.refusals: list[str] = []
-        self.threshold = self.clients[0].group.settings.threshold
-
-    def ask(self, stage: SecureStage, u: int, request: bytes) -> bytes | None:
-        """Return a client's reply, None if it refuses; record it."""
-        try:
-            reply = getattr(self.clients[u], METHODS[stage])(request)
-        except Refusal as problem:
-            self.refusals.append(str(problem))
-            return None
-        self.parties.received.setdefault((stage, u), []).append(reply)
-        self.curious.note(stage, u)
-        return reply
-
-    def mask(self, u: int, round: int, attempt: int, cohort: Iterable[int]) -> bytes | None:
-        chosen = bitmap(set(cohort), self.all)
-        request = bytes(MessageHeader(SecureStage.MASKED, round, attempt)) + chosen
-        request += varint(8) + varint(1) + varint(0)
-        codes = random_codes(len(self.all), seed=round)[u]
-        try:
-            reply = self.clients[u].mask(request, codes)
-        except Refusal:
-            return None
-        self.parties.received.setdefault((SecureStage.MASKED, u), []).append(reply)
-        self.curious.note(SecureStage.MASKED, u)
-        return reply
-
-    def consent(self, u: int, survivors: Iterable[int]) -> bytes | None:
-        now = self.clients[u].current
-        request = bytes(MessageHeader(SecureStage.CONSENT, now.round, now.attempt))
-        reply = self.ask(SecureStage.CONSENT, u, request + bitmap(set(survivors), now.cohort))
-        if reply is not None:
-            self.signatures[u].append(reply[3 : 3 + 64])
-        return reply
-
-    def reveal(self, u: int) -> bytes | None:
-        """Show a client every signature that matches what it was told."""
-        client = self.clients[u]
-        now, view = client.current, client._view()
-        shown = {
-            v: signature
-            for v in client.group.neighbors
-            for signature in self.signatures[v]
-            if v in now.survivors and is_signed(client.public[v][32:], signature, view)
-        }
-        request = bytes(MessageHeader(SecureStage.REVEAL, now.round, now.attempt))
-        request += bitmap(shown, client.group.neighbors) + b"".join(shown.values())
-        return self.ask(SecureStage.REVEAL, u, request)
-
-    def recover(self, u: int, asked: Iterable[int]) -> bytes | None:
-        client = self.clients[u]
-        request = bytes(
-            MessageHeader(SecureStage.RECOVER, client.current.round, client.current.attempt)
-        )
-        return self.ask(
-            SecureStage.RECOVER, u, request + bitmap(set(asked), client.group.neighbors)
-        )
-
-    def deal(self, u: int, group: Iterable[int] | None = None) -> bytes | None:
-        members = self.all if group is None else tuple(group)
-        request = bytes(MessageHeader(SecureStage.SHARES, 9, 0)) + client_list(members)
-        return self.ask(SecureStage.SHARES, u, request + client_list([]))
-
-
-METHODS: Mapping[SecureStage, str] = {
-    SecureStage.SHARES: "deal_shares",
-    SecureStage.CONSENT: "consent",
-    SecureStage.REVEAL: "reveal",
-    SecureStage.RECOVER: "recover",
-}
+from fedsift.privacy.secure.messages import MessageHeader, SecureStage, client_list
+from privacy.curious import smallest_exposed_sum
+from privacy.lying import LyingServer
 
 
 def told(server: LyingServer, victim: int, round: int = 2) -> None:

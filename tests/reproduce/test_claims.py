@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsift.reproduce.experiments import Experiment
+from fedsift.reproduce.experiments import EXPERIMENTS, Experiment
 from fedsift.reproduce.plan import Selection
-from fedsift.reproduce.result_files import comparable_lines
-from fedsift.reproduce.results import summarize_lines, table_csv
-from fedsift.reproduce.traffic import summarize_traffic, traffic_csv
+from fedsift.reproduce.result_files import write_results
 
 REPRODUCE = Path(__file__).parents[2] / "reproduce"
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -26,17 +24,24 @@ def test_the_page_matches_the_results():
     assert PAGE.read_text(encoding="utf-8") == page(Results(REPRODUCE / "results"))
 
 
-@pytest.mark.parametrize(
-    ("name", "make_csv", "summarize"),
-    [("table1", table_csv, summarize_lines), ("sift", traffic_csv, summarize_traffic)],
-)
-def test_the_results_are_made_from_the_committed_runs(name, make_csv, summarize, tmp_path):
-    with tarfile.open(REPRODUCE / "runs.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    lines = comparable_lines(Experiment.load(name), Selection(), tmp_path)
-    assert make_csv(lines) == (REPRODUCE / "results" / f"{name}.csv").read_text(encoding="utf-8")
-    committed = (REPRODUCE / "results" / f"{name}.json").read_text(encoding="utf-8")
-    assert summarize(lines) == json.loads(committed)
+@pytest.fixture(scope="module")
+def committed_runs(tmp_path_factory):
+    """The folder of all committed runs."""
+    folder = tmp_path_factory.mktemp("runs")
+    for path in (REPRODUCE / "runs.tar.xz", REPRODUCE / "rivals" / "runs.tar.xz"):
+        with tarfile.open(path) as archive:
+            archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "llm"])
+def test_the_results_are_made_from_the_committed_runs(name, committed_runs, tmp_path):
+    made = list(write_results(Experiment.load(name), Selection(), committed_runs, tmp_path))
+    committed = (REPRODUCE / "results").glob(f"{name}[.-]*")
+    texts = {path.name for path in committed if path.suffix in (".csv", ".json")}
+    assert {path.name for path in made} == texts
+    for path in made:
+        assert path.read_bytes() == (REPRODUCE / "results" / path.name).read_bytes(), path.name
 
 
 @pytest.mark.parametrize("name", PICTURES)

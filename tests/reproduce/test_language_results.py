@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedsift.reproduce.language import language_csv, summarize_language
+from fedsift.reproduce.language import summarize_language
+from fedsift.reproduce.rows import rows_csv
 
 SCRIPT = Path(__file__).parents[2] / "reproduce" / "llm" / "results.py"
 
@@ -35,7 +36,7 @@ def test_bytes_to_a_perplexity_and_perplexity_within_a_budget():
     slow = SimpleNamespace(run=run, history=history[:1], environment={})
     (both,) = summarize_language([[line, slow]])
     assert (both["reached"], both["megabytes"]) == (1, None)
-    head, row = csv.reader(language_csv([both]).splitlines())
+    head, row = csv.reader(rows_csv([both]).splitlines())
     assert dict(zip(head, row, strict=True))["megabytes"] == ""
 
 

@@ -1,7 +1,6 @@
 """Experiments are planned as in the paper, can be run piece by piece, and give result files."""
 
 import csv
-import gzip
 import json
 import os
 import signal
@@ -13,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from fedsift.cli import main
@@ -21,8 +19,10 @@ from fedsift.data import DATASETS
 from fedsift.data.authors import AUTHORS
 from fedsift.models import MODELS
 from fedsift.reproduce.experiments import EXPERIMENTS, Experiment, read_pinned
+from fedsift.reproduce.parallel import unique_runs
 from fedsift.reproduce.plan import Selection, plan
 from fedsift.reproduce.results import Outcome
+from fedsift.reproduce.rivals import groups_of, validation_runs
 from fedsift.reproduce.runner import DIVERGED, cached_dataset, execute_run, is_finished
 from fedsift.reproduce.traffic import summarize_traffic
 from fedsift.runs import RunFolder
@@ -91,10 +91,21 @@ def test_the_targets_are_those_of_table_1(task, targets):
         assert {r.target for r in plan(TABLE_1, Selection(task, setting))} == {target}
 
 
+def planned(name, selection):
+    """The runs of an experiment that are known before any has ended."""
+    experiment = Experiment.load(name)
+    if name != "rivals":
+        return plan(experiment, selection)
+    groups = groups_of(experiment, selection)
+    return unique_runs(
+        run for group in groups for run in validation_runs(experiment, group, selection)
+    )
+
+
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_plans_runs_that_fit_their_models(name, quick):
-    runs = plan(Experiment.load(name), Selection(quick=quick))
+    runs = planned(name, Selection(quick=quick))
     assert len({run.path for run in runs}) == len(runs)
     for run in runs:
         if is_language_model(run.config.model):
@@ -120,7 +131,7 @@ def test_figures_share_identical_runs():
 def test_runs_with_one_path_differ_only_in_their_rounds():
     found = {}
     for name in EXPERIMENTS[1:]:
-        for run in plan(Experiment.load(name), Selection(seeds=1)):
+        for run in planned(name, Selection(seeds=1)):
             if not run.measures_updates:
                 values = run.config.flat() | {"rounds": 1}
                 assert found.setdefault(run.path, values) == values, run.path
@@ -160,31 +171,6 @@ def test_a_line_is_listed_with_the_papers_number(here):
 
 
 # Runs on a Fashion-MNIST of 60 samples.
-
-
-def idx(array):
-    sizes = b"".join(n.to_bytes(4, "big") for n in array.shape)
-    return gzip.compress(bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes())
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """An empty working directory, next to a data folder with 60 images."""
-    draw = np.random.default_rng(0)
-    folder = tmp_path / "data" / "fashion-mnist"
-    folder.mkdir(parents=True)
-    for part in ("train", "t10k"):
-        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(
-            idx(draw.integers(0, 256, (60, 28, 28)))
-        )
-        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(np.arange(60) % 10))
-    monkeypatch.setenv("FEDSIFT_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr("fedsift.data.folder.DEBIAN", tmp_path / "debian")
-    monkeypatch.setattr("fedsift.reproduce.runner.cached_dataset", cached_dataset.__wrapped__)
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
-    return work
 
 
 SMALL = ["--task", "cnn-fashion-mnist", "--setting", "iid", "--quick", "--rounds", "2"]

@@ -598,7 +598,7 @@ def test_the_lock_of_a_killed_process_does_not_live_on_in_its_workers(tmp_path):
 def test_a_changed_setting_cannot_be_resumed_but_more_rounds_can(stopped, capsys):
     text = stopped.config_file.read_text()
     stopped.config_file.write_text(text.replace("seed = 0", "seed = 1"))
-    refused(stopped, capsys, "was changed", "only the number of rounds, and of checkpoints")
+    refused(stopped, capsys, "was changed", "only the numbers of rounds, of workers and of checkpoints")
     stopped.config_file.write_text(text.replace(f"rounds = {CONFIG.rounds}", "rounds = 7"))
     assert main(["resume", str(stopped.path)]) == 0
     assert last_round(stopped.history()) == 7

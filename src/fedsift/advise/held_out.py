@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from fedsift.data import load, partition_indices
+from fedsift.data import load, with_validation_split
 from fedsift.runs.config import RunConfig
-from fedsift.runs.parts import Parts, built_in_model, user_parts
+from fedsift.runs.parts import Parts, built_in_parts, user_parts
 from fedsift.seeding import stream
 from fedsift.simulation.preparation import check_clients
 from fedsift.task.samples import Data, DatasetItems, as_data, map_tree, select_rows, size_of
@@ -31,15 +31,8 @@ def held_out_parts(config: RunConfig) -> Parts:
 def of_dataset(config: RunConfig) -> Parts:
     """Hold out samples of a built-in data set, and split the others across clients."""
     dataset = load(config.dataset)
-    x, y = dataset.train
-    order = stream(config.seed, "held out").permutation(len(x))
-    cut = len(x) // HELD_OUT
-    held, rest = order[:cut], order[cut:]
-    labels = dataset.labels[rest]
-    parts = partition_indices(config.partition, labels, config.clients, config.seed, config.theta)
-    clients = [(x[rest[part]], y[rest[part]]) for part in parts]
-    model, loss = built_in_model(config, dataset)
-    return Parts(model, clients, (x[held], y[held]), loss)
+    number = len(dataset.labels) // HELD_OUT
+    return built_in_parts(config, with_validation_split(dataset, number, config.seed))
 
 
 def held_out_user_parts(config: RunConfig) -> Parts:

@@ -4,10 +4,17 @@ The capitalized names and the functions ``method``, ``always``, ``dense``, ``spa
 ``num_kept``, ``broadcast_all``, ``local_sgd`` and ``directions`` are what a method of your own is
 made of.
 
-``method.py`` holds the contract of a method, ``settings.py`` the settings that methods share, and
-``registry.py`` the methods by name. ``compressed.py`` compresses any method that sends ΔW in full,
-with the pieces in ``compression.py``. To add a method, write its file, export it here, and run
-``python -m fedsift.cli.catalog`` for the command line.
+- ``method.py``: the contract of a method
+- ``step_context.py``: what a local step knows besides the state and the gradient
+- ``settings.py``: the settings that methods share
+- ``registry.py``: the methods by name
+- ``compressed.py``: compresses any method that sends ΔW in full, with the pieces of
+  ``compression.py``
+- ``buffers.py``: running statistics as one more vector of any method's state
+- ``directions.py``: random directions that everyone rebuilds from the seed
+
+To add a method, write its file, export it here, and run ``python -m fedsift.cli.catalog`` for the
+command line.
 """
 
 from fedsift.adam import AdamStep

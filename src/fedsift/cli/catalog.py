@@ -26,7 +26,7 @@ def declarations() -> dict[str, Any]:
     """Collect what catalog.json should hold from the declarations themselves."""
     from fedsift.data import DATASETS
     from fedsift.data.authors import AUTHORS
-    from fedsift.engine.gpu.stacked import PRECISIONS
+    from fedsift.engine.gpu.arithmetic import PRECISIONS
     from fedsift.models import MODELS
     from fedsift.runs.config import DEVICES
 

@@ -16,7 +16,7 @@ DEMO: dict[str, Any] = {"clients": 3, "rounds": 5, "min_clients": 1}
 """Defaults that differ from those of ``fedsift run``."""
 DEPLOYED: dict[str, Any] = {
     "dropout": 0.0, "wire": "flower", "device": "cpu", "precision": "fp32", "tensorboard": False,
-    "client_tests": False,
+    "client_tests": False, "validation": 0.0,
     # The noise would follow from the seed, which every client knows.
     "dp_clip": 0.0, "dp_clip_m": 0.0, "dp_clip_v": 0.0, "dp_noise": 0.0, "dp_epsilon": 0.0,
     "dp_delta": 1e-5,

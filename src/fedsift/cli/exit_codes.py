@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import click
 
-from fedsift.errors import ConfigError, Diverged, TooFewClients, WorkerDied
+from fedsift.errors import ConfigError, Diverged, OutOfMemory, TooFewClients, WorkerDied
 
 DISK_ERROR, BAD_INPUT, TRAINING_FAILED = 1, 2, 3
 INTERRUPTED = 130
@@ -43,7 +43,7 @@ def exit_code_of(problem: Exception) -> int | None:
             return 0
         case click.ClickException() | ConfigError():
             return BAD_INPUT
-        case Diverged() | TooFewClients() | WorkerDied():
+        case Diverged() | OutOfMemory() | TooFewClients() | WorkerDied():
             return TRAINING_FAILED
         case OSError():
             return DISK_ERROR

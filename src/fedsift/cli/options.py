@@ -37,6 +37,8 @@ PANELS: dict[str, dict[str, str]] = {
         "partition": "How the data is split across clients: iid, dirichlet or documents (of text "
         "by author: one author per client, those with the longest texts).",
         "theta": "Dirichlet concentration; smaller values make clients less alike.",
+        "validation": "Share of the training data that is held out from the clients and takes the "
+        "place of the test set, for choosing settings; 0: the test set.",
     },
     "Federation": {
         "clients": "Number of clients.",
@@ -88,6 +90,7 @@ PANELS: dict[str, dict[str, str]] = {
         "device": "auto, cpu or cuda; auto uses CUDA if it is available.",
         "client_tests": "Also measure the accuracy on each client: on the test set, weighted by "
         "the classes of the client's data. Of text by author: the perplexity on each author.",
+        "num_workers": "Processes that fetch the items of your own Datasets ahead of their use.",
         "precision": "On a GPU: fp32, tf32 or bf16.",
         "wire": "count measures every message; real also encodes and decodes it.",
         "tensorboard": "Also write TensorBoard events to the run folder.",

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,7 @@ from fedsift.cli.reproduce_tables import (
     is_selected,
     language_table,
     paper_table,
+    rivals_table,
     traffic_table,
 )
 from fedsift.cli.terminal import err
@@ -91,7 +93,7 @@ def reproduce(
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Reproduce tables and figures of the paper, or the comparisons of sift and language models.
+    """Reproduce tables and figures of the paper, or comparisons of sift with other methods.
 
     The same command continues where it stopped: finished runs are not repeated, and interrupted
     runs resume. A run that fails does not stop the others. The results include all runs in the
@@ -112,7 +114,8 @@ def reproduce(
     with user_input():
         from fedsift.data.folder import use_existing_data_folder
         from fedsift.reproduce.parallel import BatchOptions
-        from fedsift.reproduce.plan import Selection, plan
+        from fedsift.reproduce.plan import Selection
+        from fedsift.reproduce.rivals import check_selection
 
         use_existing_data_folder(data_dir)
         seeds = min(seeds, 1) if quick else seeds
@@ -123,7 +126,7 @@ def reproduce(
         options = BatchOptions(runs, stop_at_target, deadline, jobs)
         experiments = [Experiment.load(name) for name in dict.fromkeys(names)]
         for experiment in experiments:
-            plan(experiment, selection)  # refuses a wrong selection even if nothing has to run
+            check_selection(experiment, selection)
         failed, unfinished = (0, 0) if no_run else execute(experiments, selection, options)
         for experiment in experiments if not unfinished else ():
             show_results(experiment, selection, runs, results or runs / "results", bool(failed))
@@ -143,15 +146,26 @@ def execute(
 ) -> tuple[int, int]:
     """Execute all unfinished runs; return how many failed, and how many the deadline stopped."""
     from fedsift.reproduce.parallel import unique_runs
+    from fedsift.reproduce.rivals import stages
     from fedsift.reproduce.runner import require_executable, unfinished_runs
 
-    stop_at_target = options.stop_at_target
-    todo = unique_runs(
-        run
-        for experiment in experiments
-        for run in unfinished_runs(experiment, selection, options.out, stop_at_target, print_line)
-    )
-    require_executable(todo)
+    failed = unfinished = 0
+    warn = cache(print_line)  # once per task
+    for stage in stages(experiments, selection, options.out):
+        runs = unique_runs(stage)
+        todo = unfinished_runs(runs, selection, options.out, options.stop_at_target, warn)
+        require_executable(todo)
+        statuses = execute_stage(todo, options)
+        failed += sum(status.has_failed for status in statuses)
+        unfinished = sum(status.is_unfinished for status in statuses)
+        if unfinished:
+            print_line(f"time is up: {unfinished} runs are unfinished; the same command continues")
+            break
+    return failed, unfinished
+
+
+def execute_stage(todo: Sequence[PlannedRun], options: BatchOptions) -> list[RunStatus]:
+    """Execute runs, print a line for each, and return how they ended."""
     statuses = []
     try:
         for n, (run, status) in enumerate(execute_with_progress(todo, options), 1):
@@ -161,13 +175,9 @@ def execute(
     except KeyboardInterrupt:
         print_line("stopped: the same command continues from here")
         raise
-    failed = sum(status.has_failed for status in statuses)
-    unfinished = sum(status.is_unfinished for status in statuses)
-    if failed:
+    if failed := sum(status.has_failed for status in statuses):
         print_line(f"{failed} of {len(todo)} runs failed; the same command retries them")
-    if unfinished:
-        print_line(f"time is up: {unfinished} runs are unfinished; the same command continues")
-    return failed, unfinished
+    return statuses
 
 
 def execute_with_progress(
@@ -205,7 +215,11 @@ def show_results(
 
     name = experiment.name
     paths = list(write_results(experiment, selection, out, results))
-    if not paths and experiment.kind != "updates" and read_lines(experiment, selection, out):
+    if (
+        not paths
+        and experiment.kind not in ("updates", "rivals")
+        and read_lines(experiment, selection, out)
+    ):
         print(f"{name} compares methods, but {out} has runs of fewer than two")
         return
     if not paths:
@@ -232,7 +246,7 @@ def print_tables(experiment: Experiment, selection: Selection, file: Path, out: 
     lines = [line for line in lines if is_selected(line, selection, has_all_settings)]
     if not lines:
         raise ValueError(f"no run of {experiment.name} in {out} matches the selection")
-    tables = {"traffic": traffic_table, "language": language_table}
+    tables = {"traffic": traffic_table, "language": language_table, "rivals": rivals_table}
     make_table = tables.get(experiment.kind, paper_table)
     for (task, setting), group in groupby(lines, lambda line: (line["task"], line["setting"])):
         console.print(make_table(list(group), f"{task}, {setting}"))

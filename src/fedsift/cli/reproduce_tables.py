@@ -125,3 +125,36 @@ def language_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
         table.add_row(line["method"], *spent, *found)
     table.caption = "1, 10 and 100 MB: the perplexity within this uplink per client"
     return table
+
+
+RIVALS = ("settings", "MB up", "ratio", "both", "1 Mbit/s", "reached")
+
+
+def rivals_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
+    """Return the traffic of each method to the task's target, with the settings chosen for it."""
+    table = plain_table(
+        f"{title}: MB per client to the task's target, with settings chosen on validation data\n"
+        "ratio: tuned FedAdam-SSM's uplink to the row's; 1 Mbit/s: hours to the target"
+    )
+    add_columns(table, RIVALS)
+    for line in (line for line in lines if line["target"] == "task"):
+        up, both = ("∞" if x is None else three_digits(x) for x in (line["up"], line["both"]))
+        ratio = number_text(line["ratio"], "", "×")
+        seconds = line["seconds_1_mbit"]
+        hours = number_text(seconds and seconds / 3600, "")
+        reached = f"{line['reached']}/{len(line['seeds'])}" if line["seeds"] else "open"
+        table.add_row(settings_text(line), up, ratio, both, hours, reached)
+    return table
+
+
+def settings_text(line: dict[str, Any]) -> str:
+    """Return the method of a line with its settings.
+
+    >>> settings_text({"method": "sift", "tuned": True, "line": "sift@lr=0.003"})
+    'sift@lr=0.003'
+    >>> settings_text({"method": "sift", "tuned": False, "line": "sift"})
+    'sift, not tuned'
+    """
+    if line["tuned"]:
+        return str(line["line"] or line["method"])
+    return f"{line['method']}, not tuned"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -51,6 +51,23 @@ class Dataset:
     def loss(self) -> Loss:
         """The cross-entropy that fits the targets."""
         return text.loss_of(self.train[1])
+
+
+def with_validation_split(dataset: Dataset, number: int, seed: int) -> Dataset:
+    """Return a data set that is tested on samples of its training set, which it no longer has.
+
+    It is for choosing settings without looking at the test set.
+
+    >>> x, y = torch.arange(10.0), torch.arange(10) % 2
+    >>> held = with_validation_split(Dataset("ten", (x, y), (x[:0], y[:0])), 3, seed=0)
+    >>> len(held.train[0]), len(held.test[0]), sorted(torch.cat([held.train[0], held.test[0]]))[0]
+    (7, 3, tensor(0.))
+    """
+    x, y = dataset.train
+    order = torch.from_numpy(stream(seed, "held out").permutation(len(x)))
+    held, rest = order[:number], order[number:]
+    documents = None if dataset.documents is None else dataset.documents[rest]
+    return replace(dataset, train=(x[rest], y[rest]), test=(x[held], y[held]), documents=documents)
 
 
 def digits() -> Dataset:

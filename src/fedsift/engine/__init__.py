@@ -2,8 +2,10 @@
 
 - ``contract.py``: what an engine receives and returns
 - ``client.py``: the local training of one client
-- ``scoring.py``: accuracy and loss on the test set
-- ``evaluation.py``: what else is measured of the global model: own metrics, and each client
+- ``batches.py``: batches that are made at every use, from Datasets and transforms
+- ``scoring.py``, ``predictions.py``: accuracy and loss on the test set
+- ``evaluation.py``: what else is measured of the global model: the user's metrics
+- ``client_tests.py``: its accuracy or perplexity on each client
 - ``reference.py``: the simplest engine, which trains the clients one after another
 - ``processes/``: engines that spread the clients over processes
 - ``cpu/``: C kernels for small networks on a CPU

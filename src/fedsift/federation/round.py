@@ -191,7 +191,7 @@ class Federation:
             after, broadcast_bytes, clamped = self.broadcast(after, phase, inbox)
         downlink_bytes = broadcast_bytes + sum(secure.downlink.values())
         traffic = self.count_traffic(before.traffic, phase, inbox, downlink_bytes)
-        loss = None if self.privacy else inbox.loss  # it would be published without noise
+        loss = None if self.privacy or self.secure else inbox.loss  # it would be in the clear
         report = RoundReport(inbox.merged, inbox.rejected, clamped, loss, inbox.problems, secure)
         return replace(after, traffic=traffic), report
 

@@ -10,7 +10,10 @@ Server        strategy.py: settings and Flower's Strategy interface; sampling.py
               FedAvg also has; run.py: a run in progress; evaluation.py: evaluation by clients;
               engine.py: replies as results of the round; deployment.py: checks of remote uploads,
               and traffic; requests.py: the requests of a round; exchange.py: messages out,
-              replies in; pull.py: downloads of bounded size
+              replies in; pull.py: downloads of bounded size; early_results.py: results that wait
+              for their turn; superlink.py: calls that are repeated if they fail
+Watching      watch.py: log lines, status.json and report of a run in progress; metrics.py: its
+              metrics for Prometheus
 Client        client_round.py: a request on a client; client.py: training with the method's steps;
               mod.py and own_training.py: training with the app's own code; store.py: the client's
               file on disk
@@ -19,6 +22,7 @@ Secure sums   secure_client.py: a client's replies to the stages of the protocol
 Both          protocol.py: requests and replies as Flower messages; arrays.py: models as vectors
 Local demo    demo.py: ``fedsift run`` as a Flower app; local.py: all processes of a federation on
               one machine; keys.py: their certificates and keys
+Warm rounds   warm.py: a SuperExec that forks app processes
 ============= ==================================================================================
 
 Names are imported when they are first used. Flower starts a process per message, and a client

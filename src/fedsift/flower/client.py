@@ -190,9 +190,8 @@ class ClientTrainer:
     def train_round(self, round: ClientRound, task: Task, message: Message) -> TrainReply:
         """Update the client's state, train if it is in the cohort, and store the new state."""
         request, client = round.request, round.client
-        steps = self.local_steps(
-            round, message.content.config_records.get("config") or ConfigRecord()
-        )
+        config = message.content.config_records.get("config") or ConfigRecord()
+        round, steps = replace(round, config=config), self.local_steps(round, config)
         stored = round.updated()
         if stored is None:
             return TrainReply(client, "behind")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from logging import ERROR, WARNING
 from pathlib import Path
 
 import torch
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.app import Context as NodeContext
 from flwr.supercore import log
 from torch import Tensor
@@ -30,7 +31,6 @@ from fedsift.algorithms.method import (
 from fedsift.codec.errors import FrameError
 from fedsift.codec.frame import Spec, decode, encode, parse_frame, state_hash
 from fedsift.codec.limits import Limits
-from fedsift.codec.update import Role
 from fedsift.engine.contract import ClientResult, Job
 from fedsift.federation.round import apply_broadcast, run_id
 from fedsift.federation.snapshot import state_from
@@ -51,7 +51,7 @@ class ClientRound:
     """A request on a client, with the method and the layout of the client's model.
 
     ``algorithm`` is the method with the model's buffers. ``gradient`` computes the gradient of the
-    loss, if the model is known.
+    loss, if the model is known. ``config`` is the server's for the user's training loop.
     """
 
     request: TrainRequest
@@ -62,6 +62,7 @@ class ClientRound:
     store: ClientStore
     gradient: LossGradient = no_gradient
     secure: SecureSettings | None = None
+    config: ConfigRecord = field(default_factory=ConfigRecord)
 
     @classmethod
     def of(
@@ -162,20 +163,30 @@ class ClientRound:
         job = Job(request.round, phase, stored.state, (self.client,), memories, request.weights)
         result = train(job)
         if self.secure:
-            result = self.without_summed(result, phase.summed)
+            result = self.without_summed(result, job)
         frame = encode(result.update, self.spec)
         latest = {self.receipt: memory, receipt_of(frame): result.memory}
         self.store.save(self.layout, stored.with_memories(latest, request.memories))
         return result, frame
 
-    def without_summed(self, result: ClientResult, roles: tuple[Role, ...]) -> ClientResult:
-        """Store the values of which the server gets the sum, and return the result without them."""
-        from fedsift.flower.secure_client import without_summed
+    def without_summed(self, result: ClientResult, job: Job) -> ClientResult:
+        """Store the values of which the server gets the sum, and return the rest of the result.
+
+        The loss stays here, too.
+        """
+        from fedsift.flower.secure_client import basis_of, without_summed
 
         check_can_be_secure(self.method)
-        if not roles:  # in a round in which the method sends no values
+        if any("b" in part.values for part in result.update.parts):
+            raise RefusedRequest(
+                'buffers="average" sends running statistics in the clear: with secure aggregation, '
+                'choose buffers="local" or "frozen"'
+            )
+        result = replace(result, loss=math.nan)
+        if not (roles := job.phase.summed):  # in a round in which the method sends no values
             return result
-        return without_summed(result, roles, self.request.round, self.store.folder)
+        basis = basis_of(job.state, self.config)
+        return without_summed(result, roles, job.round, basis, self.store.folder)
 
     @property
     def spec(self) -> Spec:

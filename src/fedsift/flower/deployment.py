@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
+from logging import WARNING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from flwr.supercore import log
 from torch import Tensor
 
 from fedsift.algorithms.method import Context, LocalUpdate, Phase, zero_memory
@@ -14,10 +16,13 @@ from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.limits import Limits, Shape, shape_of
 from fedsift.codec.update import Parts, Update
 from fedsift.engine.contract import Job
-from fedsift.federation.inbox import Inbox, SecureCollector
+from fedsift.federation.inbox import Inbox
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot, Traffic
 from fedsift.flower.protocol import NUM_EXAMPLES
+
+if TYPE_CHECKING:
+    from fedsift.flower.secure_rounds import RemoteSecureRounds
 
 METADATA_BYTES = 1 << 20
 """Upper bound for everything in a reply except its frame: Flower's records, and a reason."""
@@ -89,11 +94,18 @@ class Deployment(Federation):
         return parts
 
     @cached_property
-    def secure_rounds(self) -> SecureCollector:
+    def secure_rounds(self) -> RemoteSecureRounds:
         """Secure aggregation, with the public keys of the clients."""
         from fedsift.flower.secure_rounds import RemoteSecureRounds
 
         return RemoteSecureRounds(self)
+
+    def require_enough(self, inbox: Inbox, round: int, lost: int) -> None:
+        """Stop the run if too few updates were merged, unless they can never be merged."""
+        if self.secure and self.secure_rounds.skipped == round:
+            log(WARNING, "round %s is skipped: its values were masked before the restart", round)
+        else:
+            super().require_enough(inbox, round, lost)
 
     def max_reply_bytes(self, job: Job) -> int:
         """Return an upper bound for a correct reply.

@@ -7,8 +7,12 @@ client's keys and values are in a file that only its owner may read.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from logging import ERROR
 from pathlib import Path
@@ -37,13 +41,14 @@ from fedsift.privacy.secure.messages import Reader, SecureStage
 from fedsift.privacy.secure.refusal import require
 from fedsift.privacy.secure.storage import client_from_json, client_to_json
 from fedsift.runs.disk import replace_file
+from fedsift.vector import State, raw_bytes
 
 SECURE_RECORD = "fedsift-secure"
 MAX_SPENT = 10_000
-"""The most digests that a client keeps of values that were in a sum."""
+"""The most digests that a client keeps of values that it has masked."""
 SPENT = (
-    "these values were in the sum of an earlier session of the server: a second sum, over other "
-    "clients, would reveal their difference. Continue with the next round, or change the seed"
+    "these values were masked in another session of the server: a second sum, over other clients, "
+    "would reveal their difference"
 )
 
 
@@ -111,16 +116,18 @@ class SecureReply:
 class SecureFile:
     """A client's file of secure aggregation: the values of its last round, and its keys.
 
-    ``spent`` are digests of values that were in a sum. They outlast a session, so that a server
-    cannot get a second sum of the same values, over other clients, in a new session.
+    ``basis`` is a hash of what the values were computed from. ``spent`` are digests of masked
+    values, with their session. They outlast a session, so that a server cannot get a second sum of
+    the same values, over other clients, in a new session.
     """
 
     path: Path
     round: int = 0
     weight: int = 0
     codes: bytes = b""
+    basis: bytes = b""
     client: SecureClient | None = None
-    spent: tuple[str, ...] = ()
+    spent: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def load(cls, folder: Path) -> SecureFile:
@@ -131,8 +138,9 @@ class SecureFile:
         except (OSError, ValueError):
             return cls(path)
         client = None if found["client"] is None else client_from_json(found["client"])
-        codes, spent = bytes.fromhex(found["codes"]), tuple(found.get("spent", ()))
-        return cls(path, found["round"], found["weight"], codes, client, spent)
+        codes, basis = (bytes.fromhex(found[name]) for name in ("codes", "basis"))
+        spent = tuple((values, session) for values, session in found["spent"])
+        return cls(path, found["round"], found["weight"], codes, basis, client, spent)
 
     def save(self) -> None:
         """Replace the file; only its owner may read it."""
@@ -143,6 +151,7 @@ class SecureFile:
                 "round": self.round,
                 "weight": self.weight,
                 "codes": self.codes.hex(),
+                "basis": self.basis.hex(),
                 "client": None if self.client is None else client_to_json(self.client),
                 "spent": self.spent,
             }
@@ -154,16 +163,43 @@ class SecureFile:
         """Return a digest of the values of this round of a run."""
         return digest("values", run, self.round, self.codes).hex()
 
+    def spent_in(self, query: SecureQuery) -> SecureFile:
+        """Return the file after its values were masked; refuse it in a second session."""
+        values, session = self.digest_in(query.run), query.session.hex()
+        known = dict(self.spent)
+        require(known.get(values, session) == session or not any(self.codes), SPENT)
+        return replace(self, spent=tuple((known | {values: session}).items())[-MAX_SPENT:])
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Let one process at a time use a client's file.
+
+    A server could otherwise send two queries at once, and get two replies to the same state.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "secure.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+        yield
+
+
+def basis_of(state: State, config: ConfigRecord) -> bytes:
+    """Return a hash of what the server sent for a round: the state, and the training's config."""
+    vectors = ((name, hashlib.sha256(raw_bytes(x)).digest()) for name, x in state.items())
+    settings = repr(sorted(config.items()))
+    return digest("basis", settings, *(field for vector in vectors for field in vector))
+
 
 def without_summed(
-    result: ClientResult, roles: tuple[str, ...], round: int, folder: Path
+    result: ClientResult, roles: tuple[str, ...], round: int, basis: bytes, folder: Path
 ) -> ClientResult:
     """Store the values of the summed roles, and return the result without them."""
     update, codes, _ = codes_of(result.update, roles)  # type: ignore[arg-type]
     (weight,) = update.weights
-    file = SecureFile.load(folder)
     raw = codes.astype(np.int8).tobytes()
-    replace(file, round=round, weight=int(weight), codes=raw).save()
+    with exclusive(folder):
+        file = SecureFile.load(folder)
+        replace(file, round=round, weight=int(weight), codes=raw, basis=basis).save()
     return replace(result, update=update)
 
 
@@ -171,24 +207,29 @@ def answer_query(
     query: SecureQuery, client: int, folder: Path, settings: SecureSettings
 ) -> SecureReply:
     """Return a client's reply to a query, and store what it must remember before."""
-    file = SecureFile.load(folder)
-    run = query.run + query.session
     try:
-        header = Reader(query.request).header()
-        require(file.round == header.round, f"this client has no values of round {header.round}")
-        party = file.client
-        if header.stage is SecureStage.KEYS and (party is None or party.run != run):
-            party = SecureClient(run, client, file.weight, settings)
-        if party is None or party.run != run:
-            raise Refusal("this client has no keys for this session of the server")
-        codes: Codes = np.frombuffer(file.codes, np.int8)
-        values = file.digest_in(query.run)
-        is_spent = header.stage is SecureStage.MASKED and codes.any() and values in file.spent
-        require(not is_spent, SPENT)
-        reply = reply_of(party, header.stage, query.request, partial_codes(codes))
+        with exclusive(folder):
+            file, reply = answered(query, client, SecureFile.load(folder), settings)
+            file.save()
     except Refusal as problem:
         log(ERROR, "client %s refused the server's query: %s", client, problem)
         return SecureReply(client, reason=str(problem))
-    spent = (*file.spent, values) if header.stage is SecureStage.REVEAL else file.spent
-    replace(file, client=party, spent=spent[-MAX_SPENT:]).save()
     return SecureReply(client, reply)
+
+
+def answered(
+    query: SecureQuery, client: int, file: SecureFile, settings: SecureSettings
+) -> tuple[SecureFile, bytes]:
+    """Return a client's file after a query, and its reply."""
+    run, party = query.run + query.session, file.client
+    header = Reader(query.request).header()
+    require(file.round == header.round, f"this client has no values of round {header.round}")
+    if header.stage is SecureStage.KEYS and (party is None or party.run != run):
+        party = SecureClient(run, client, file.weight, settings)
+    if party is None or party.run != run:
+        raise Refusal("this client has no keys for this session of the server")
+    if header.stage is SecureStage.MASKED:
+        file = file.spent_in(query)
+    codes: Codes = np.frombuffer(file.codes, np.int8)
+    reply = reply_of(party, header.stage, query.request, partial_codes(codes), file.basis)
+    return replace(file, client=party), reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import WARNING
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from fedsift.flower.exchange import POLL_SECONDS, Exchange
 from fedsift.flower.protocol import MalformedReply, printable
 from fedsift.flower.pull import Pull, pull_function
 from fedsift.flower.requests import GRACE_SECONDS
-from fedsift.flower.secure_client import SecureQuery, SecureReply
+from fedsift.flower.secure_client import SPENT, SecureQuery, SecureReply, basis_of
 from fedsift.flower.superlink import connected_nodes, push_messages
 from fedsift.privacy.secure import SecureSettings, SecureSumStopped
 from fedsift.privacy.secure.exchange import StageBytes, run_exchange
@@ -39,10 +39,14 @@ QUERY_SECONDS = 60.0
 
 
 class RemoteSecureRounds:
-    """The server's side of a run. Its keys of clients last until its process ends."""
+    """The server's side of a run. Its keys of clients last until its process ends.
+
+    ``skipped`` is the last round whose values clients had masked before the server was restarted.
+    They mask them only once, so nothing is merged.
+    """
 
     def __init__(self, federation: Deployment) -> None:
-        self.federation = federation
+        self.federation, self.skipped = federation, 0
         self.session = secrets.token_bytes(ID_BYTES)
         samples, batch = federation.max_samples, federation.task.batch_size
         most = weight_of(federation.weighting, samples, batch or samples)
@@ -84,29 +88,35 @@ class RemoteSecureRounds:
         zeros = Update(self.federation.parts_of_zeros(job), (1.0,))
         largest = job.phase.largest or codes_of(zeros, roles)[2]
         absent = [client for client in job.cohort if client not in uploads]
-        queries = SecureQueries(
-            self.federation.engine.current,  # type: ignore[attr-defined]
-            self.federation.run_id,
-            self.session,
-            METADATA_BYTES + 8 * n,
-        )
+        exchange: Exchange = self.federation.engine.current  # type: ignore[attr-defined]
+        run, most = self.federation.run_id, METADATA_BYTES + 8 * n
+        queries = SecureQueries(exchange, run, self.session, most)
+        basis = basis_of(job.state, exchange.requests.config)
         try:
-            return run_exchange(
-                self.server, job.round, job.cohort, n, largest, queries.ask, sizes, absent
+            total = run_exchange(
+                self.server, job.round, job.cohort, n, largest, queries.ask, sizes, absent, basis
             )
+            return replace(total, problems={**total.problems, **queries.reasons})
         except SecureSumStopped as problem:
-            reasons = dict.fromkeys(uploads, f"no secure sum: {problem}")
-            return SecureSum(np.zeros(n, np.int64), {}, reasons | self.server.problems)
+            if SPENT in queries.reasons.values():
+                self.skipped = job.round
+            stopped = dict.fromkeys(uploads, f"no secure sum: {problem}")
+            problems = stopped | self.server.problems | queries.reasons
+            return SecureSum(np.zeros(n, np.int64), {}, problems)
 
 
 @dataclass
 class SecureQueries:
-    """Sends the queries of a stage to the SuperNodes of its clients, and collects their replies."""
+    """Sends the queries of a stage to the SuperNodes of its clients, and collects their replies.
+
+    ``reasons`` are those that clients gave for refusing, by client.
+    """
 
     exchange: Exchange
     run: bytes
     session: bytes
     max_reply_bytes: int
+    reasons: dict[int, str] = field(default_factory=dict)
     pull: Pull = field(init=False)
 
     def __post_init__(self) -> None:
@@ -165,5 +175,6 @@ class SecureQueries:
         except MalformedReply as problem:
             reply = SecureReply(client or 0, reason=str(problem))
         if reply.reason:
+            self.reasons[reply.client] = reply.reason
             log(WARNING, "\t\tclient %s: %s", client, reply.reason)
         return reply

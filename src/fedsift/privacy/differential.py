@@ -49,6 +49,8 @@ class DifferentialPrivacy:
     delta
         The δ for which ε is computed. It should be well below 1 / clients.
 
+    Examples
+    --------
     >>> DifferentialPrivacy(clip=1.0, epsilon=2.0).calibrated(rate=0.1, rounds=30).noise > 1
     True
 

@@ -11,7 +11,7 @@ from fedsift.report.collect import ReportedRun
 from fedsift.runs.compare import reached
 from fedsift.simulation import Record
 
-NOT_A_METHOD = ("seed", "tensorboard", "keep_checkpoints", "client_tests")
+NOT_A_METHOD = ("seed", "tensorboard", "keep_checkpoints", "client_tests", "num_workers")
 """Settings in which the runs of one group may differ."""
 
 

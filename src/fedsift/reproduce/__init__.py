@@ -1,7 +1,11 @@
 """Reproduce the paper's table and figures from pinned configurations.
 
-``experiments.py`` reads the configurations in ``pinned/``, ``plan.py`` turns them into runs,
-``runner.py`` executes one run and ``parallel.py`` many. ``results.py`` (tables of accuracy),
-``traffic.py`` (tables of bytes) and ``updates.py`` (magnitudes) evaluate runs; ``figures.py`` draws
-them, and ``result_files.py`` writes everything.
+- ``experiments.py``: the configurations in ``pinned/``
+- ``plan.py``: the runs that they describe; ``rivals.py``: those of methods at their best
+- ``runner.py``, ``parallel.py``: executes one run, and many
+- ``results.py``: tables of accuracy; ``traffic.py``: of bytes; ``rival_results.py``: of methods at
+  their best; ``language.py``: of language models; ``rows.py``: their rows
+- ``updates.py``: the magnitudes of updates
+- ``figures.py``: the figures
+- ``result_files.py``: writes all of it
 """

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 PINNED = Path(__file__).parent / "pinned"
-EXPERIMENTS = ("table1", *(f"fig{n}" for n in range(1, 9)), "sift", "llm")
-"""Command-line names of all experiments. All but ``sift`` and ``llm`` are from the paper."""
+EXPERIMENTS = ("table1", *(f"fig{n}" for n in range(1, 9)), "sift", "rivals", "llm")
+"""Command-line names of all experiments. The last three are not from the paper."""
 
 
 @cache
@@ -60,7 +60,7 @@ class Experiment:
             )
         values = read_pinned(name)
         lists = {key: tuple(values[key]) for key in ("tasks", "settings", "lines")}
-        return cls(**{**values, **lists, "name": name})
+        return cls(name, values["title"], values["kind"], values["x"], **lists)
 
 
 def split_names(text: str) -> tuple[str, ...]:

@@ -15,10 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from fedsift.algorithms import METHODS
+from fedsift.algorithms import find
 from fedsift.reproduce.experiments import Experiment
 from fedsift.reproduce.plan import PlannedRun
 from fedsift.reproduce.results import Curve
+from fedsift.reproduce.rival_results import TunedRuns
 from fedsift.reproduce.updates import ROLE_NAMES, density_of
 
 SETTINGS = {
@@ -32,6 +33,11 @@ TASKS = {
     "resnet18-svhn": "ResNet-18 on SVHN",
     "resnet18-cifar10": "ResNet-18 on CIFAR-10",
     "vgg11-cifar10": "VGG-11 on CIFAR-10",
+    "cnn-500-clients": "CNN on Fashion-MNIST, 20 of 500 clients",
+    "cnn-5000-clients": "CNN on Fashion-MNIST, 50 of 5,000 clients",
+    "cnn-5-steps": "CNN on Fashion-MNIST, 5 local steps",
+    "cnn-100-steps": "CNN on Fashion-MNIST, 100 local steps",
+    "cnn-100-clients": "CNN on Fashion-MNIST, 100 clients",
     "vit-tiny-cifar10": "ViT-Tiny on CIFAR-10",
     "char-lm": "Transformer on characters",
 }
@@ -49,6 +55,7 @@ STYLE: dict[Any, Any] = {
 TRAFFIC = {
     "mibit": "uplink per client, Mibit (the paper's formula)",
     "megabytes": "uplink per client, MB (as sent)",
+    "both": "uplink and downlink per client, MB (as sent)",
 }
 
 
@@ -71,15 +78,41 @@ def saved_figure(path: Path, title: str, columns: int = 1) -> Iterator[list[Axes
 def draw_curves(experiment: Experiment, curves: Sequence[Curve], path: Path) -> None:
     """Draw Figs. 2, 3, 5 to 8 or sift's: one task and setting, one curve per line."""
     run = curves[0].line[0].run
-    names = {"iid": "IID", "dirichlet": f"Dirichlet {run.config.theta:g}"}
-    data = names.get(run.config.partition, "by document")
-    with saved_figure(path, f"{experiment.title}: {TASKS[run.task]}, {data}") as (axes,):
+    with saved_figure(path, f"{experiment.title}: {name_of_data(run)}") as (axes,):
         styles = styles_of([curve.line[0].run.config.algorithm for curve in curves])
         for curve, style in zip(curves, styles, strict=True):
             _plot(axes, curve, experiment.x, _legend(experiment, curve.line[0].run), style)
         _label_x(axes, experiment.x, curves)
         axes.axhline(100 * run.target, color="0.4", ls=":", lw=1)
         axes.set_ylabel("test accuracy, %")
+
+
+def name_of_data(run: PlannedRun) -> str:
+    """Return the name of a run's model and data."""
+    names = {"iid": "IID", "dirichlet": f"Dirichlet {run.config.theta:g}"}
+    return f"{TASKS[run.task]}, {names.get(run.config.partition, 'by document')}"
+
+
+def draw_rivals(experiment: Experiment, comparison: TunedRuns, path: Path) -> None:
+    """Draw accuracy against the uplink and against both ways, for settings tuned for the target."""
+    shown = [
+        (entry, comparison.tests[label])
+        for entry in comparison.entries
+        if comparison.tests.get(label := entry.lines.get("task", ""))
+    ]
+    run = shown[0][1][0].run
+    styles = styles_of([entry.method for entry, _ in shown])
+    with saved_figure(path, f"{experiment.title}: {name_of_data(run)}", 2) as panels:
+        for axes, x in zip(panels, ("megabytes", "both"), strict=True):
+            for (entry, line), style in zip(shown, styles, strict=True):
+                name = label_of(entry.method) + ("" if entry.is_tuned else ", not tuned")
+                _plot(axes, Curve.of(line), x, name, style)
+            _label_x(axes, x, [])
+            axes.axhline(100 * run.target, color="0.4", ls=":", lw=1)
+        panels[0].set_ylabel("test accuracy, %")
+        panels[0].figure.legend(
+            *panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8
+        )
 
 
 def draw_settings(experiment: Experiment, curves: Sequence[Curve], path: Path) -> None:
@@ -135,7 +168,7 @@ def styles_of(methods: Sequence[str]) -> list[dict[str, Any]]:
         return [{"color": SWEEP[n % len(SWEEP)], "ls": "-"} for n in range(len(methods))]
     styles = []
     for n, name in enumerate(methods):
-        method, is_first = METHODS[name], name not in methods[:n]
+        method, is_first = find(name), name not in methods[:n]
         undotted, dotted = ("--", "-.") if method.dashed else ("-", ":")
         color = method.color or SWEEP[n % len(SWEEP)]
         styles.append({"color": color, "ls": undotted if is_first else dotted})
@@ -148,12 +181,12 @@ def label_of(method: str) -> str:
     >>> label_of("fedadam-ssm-m")
     'FedAdam-SSM$_M$'
     """
-    return re.sub(r"_(.)", r"$_\1$", METHODS[method].label)
+    return re.sub(r"_(.)", r"$_\1$", find(method).label)
 
 
 def _plot(axes: Axes, curve: Curve, x: str, name: str, style: Mapping[str, Any]) -> None:
     n = len(axes.lines)
-    xs = {"mibit": curve.mibit, "megabytes": curve.megabytes, "round": curve.rounds}[x]
+    xs = curve.rounds if x == "round" else getattr(curve, x)
     axes.plot(xs, [100 * a for a in curve.accuracy], label=name, zorder=3 - n / 100, **style)
     low, high = ([100 * a for a in edge] for edge in (curve.lowest, curve.highest))
     axes.fill_between(xs, low, high, color=style["color"], alpha=0.12, lw=0)

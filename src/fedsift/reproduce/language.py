@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Sequence
-from io import StringIO
-from statistics import fmean
 from typing import Any
 
 from fedsift.reproduce.results import Outcome
+from fedsift.reproduce.rows import mean
 from fedsift.runs.compare import both_ways, megabytes, reached
 from fedsift.simulation import Record
 
@@ -62,30 +60,3 @@ def perplexity_at(history: Sequence[Record], budget: float, size: Size = megabyt
     """
     known = [r for r in history if r.get("perplexity") is not None and size(r) <= budget]
     return float(known[-1]["perplexity"]) if known else None
-
-
-def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None if a value is missing.
-
-    >>> mean([1.0, 2.0]), mean([1.0, None])
-    (1.5, None)
-    """
-    known = [value for value in values if value is not None]
-    return fmean(known) if known and len(known) == len(values) else None
-
-
-def language_csv(summaries: Sequence[dict[str, Any]]) -> str:
-    """Return the summaries as CSV; empty where the target was not reached."""
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(summaries[0])
-    for line in summaries:
-        writer.writerow(map(cell, line.values()))
-    return text.getvalue()
-
-
-def cell(value: Any) -> Any:
-    """Return the cell of a value: lists are separated by spaces."""
-    if value is None:
-        return ""
-    return " ".join(map(str, value)) if isinstance(value, list) else value

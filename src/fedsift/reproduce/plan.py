@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,12 @@ class Selection:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of an experiment. Runs that experiments share have the same path."""
+    """One run of an experiment. Runs that experiments share have the same path.
+
+    ``part`` is the folder of the experiment's own runs, for those that no other one shares. Of the
+    ``competitors``, paths of runs with other settings, the one with the least uplink to the target
+    is chosen; so a run may end when it has sent more.
+    """
 
     task: str
     setting: str
@@ -41,12 +46,14 @@ class PlannedRun:
     target: float
     measures_updates: bool = False
     quick: bool = False
+    part: str = ""
+    competitors: tuple[Path, ...] = ()
 
     @property
     def path(self) -> Path:
         """The run's folder, relative to the folder of all runs."""
         folder = "updates" if self.measures_updates else self.label
-        return Path(self.task, self.setting, folder, f"seed-{self.config.seed}")
+        return Path(self.part, self.task, self.setting, folder, f"seed-{self.config.seed}")
 
 
 def plan(experiment: Experiment, selection: Selection) -> list[PlannedRun]:
@@ -60,16 +67,18 @@ def plan(experiment: Experiment, selection: Selection) -> list[PlannedRun]:
     if selection.seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {selection.seeds}")
     runs = [
-        run
-        for task in _tasks(experiment, selection)
-        for setting in _settings(experiment, selection)
+        replace(run, measures_updates=experiment.kind == "updates")
+        for task in selected_tasks(experiment, selection)
+        for setting in selected_settings(experiment, selection)
         for line in experiment.lines
-        for run in _line_runs(experiment, task, setting, line, selection)
+        for run in line_runs(task, setting, line, selection, range(selection.seeds))
     ]
-    return _with_methods(runs, selection.methods)
+    require_known_methods(runs, selection.methods)
+    return [run for run in runs if is_chosen(run, selection.methods)]
 
 
-def _tasks(experiment: Experiment, selection: Selection) -> tuple[str, ...]:
+def selected_tasks(experiment: Experiment, selection: Selection) -> tuple[str, ...]:
+    """Return the tasks that are selected, or all of them."""
     if selection.task is None:
         return experiment.tasks
     tasks = split_names(selection.task)
@@ -81,7 +90,8 @@ def _tasks(experiment: Experiment, selection: Selection) -> tuple[str, ...]:
     return tasks
 
 
-def _settings(experiment: Experiment, selection: Selection) -> tuple[str, ...]:
+def selected_settings(experiment: Experiment, selection: Selection) -> tuple[str, ...]:
+    """Return the settings that are selected, or all of them."""
     if selection.setting is None:
         return experiment.settings
     _require_known("setting", split_names(selection.setting), ("iid", "noniid"))
@@ -89,10 +99,15 @@ def _settings(experiment: Experiment, selection: Selection) -> tuple[str, ...]:
     return experiment.settings if experiment.kind == "settings" else split_names(selection.setting)
 
 
-def _with_methods(runs: list[PlannedRun], methods: tuple[str, ...]) -> list[PlannedRun]:
+def require_known_methods(runs: Iterable[PlannedRun], methods: Iterable[str]) -> None:
+    """Raise ValueError if a name is neither an algorithm nor a line of these runs."""
     names = [name for run in runs for name in (run.config.algorithm, run.label)]
     _require_known("method", methods, dict.fromkeys(names))
-    return [run for run in runs if not methods or {run.config.algorithm, run.label} & {*methods}]
+
+
+def is_chosen(run: PlannedRun, methods: Sequence[str]) -> bool:
+    """Return whether the algorithm or the line of a run is selected."""
+    return not methods or run.config.algorithm in methods or run.label in methods
 
 
 def _require_known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
@@ -102,20 +117,20 @@ def _require_known(kind: str, names: Iterable[str], known: Iterable[str]) -> Non
             raise ValueError(f"unknown {kind} {name!r}; choose one of: {', '.join(known)}")
 
 
-def _line_runs(
-    experiment: Experiment, task: str, setting: str, line: Mapping[str, Any], selection: Selection
+def line_runs(
+    task: str, setting: str, line: Mapping[str, Any], selection: Selection, seeds: Iterable[int]
 ) -> Iterator[PlannedRun]:
+    """Yield the runs of a line: one method with its settings, on one task and setting."""
     algorithm, own = line["algorithm"], {k: v for k, v in line.items() if k != "algorithm"}
     values = _values(task, setting, algorithm, selection)
     target = values.pop("target")
     defaults = config_of(algorithm, values).flat()
     unusual = {k: v for k, v in own.items() if defaults[k] != v and k != "rounds"}
     rounds = {} if selection.rounds is None else {"rounds": selection.rounds}
-    is_fig1 = experiment.kind == "updates"
-    for seed in range(selection.seeds):
+    label = _label(algorithm, unusual)
+    for seed in seeds:
         config = config_of(algorithm, values | own | rounds | {"seed": seed})
-        label = _label(algorithm, unusual)
-        yield PlannedRun(task, setting, label, config, target, is_fig1, selection.quick)
+        yield PlannedRun(task, setting, label, config, target, quick=selection.quick)
 
 
 def _label(algorithm: str, unusual: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from fedsift.reproduce.experiments import Experiment
-from fedsift.reproduce.language import language_csv, summarize_language
+from fedsift.reproduce.language import summarize_language
 from fedsift.reproduce.plan import Selection
 from fedsift.reproduce.results import (
     Curve,
@@ -19,6 +19,8 @@ from fedsift.reproduce.results import (
     table_csv,
     write_file,
 )
+from fedsift.reproduce.rival_results import read_comparisons, run_rows, summarize_rivals
+from fedsift.reproduce.rows import rows_csv
 from fedsift.reproduce.traffic import summarize_traffic, traffic_csv
 from fedsift.reproduce.updates import summarize_updates
 
@@ -33,13 +35,16 @@ def write_results(
             densities = {task: summarize_updates(seeds) for task, seeds in measured.items()}
             yield write_file(results / f"{experiment.name}.json", densities)
         return
+    if experiment.kind == "rivals":
+        yield from write_rivals(experiment, selection, out, results)
+        return
     lines = comparable_lines(experiment, selection, out)
     if not lines:
         return
     if experiment.kind == "language":
         rows = summarize_language(lines)
         yield write_file(results / f"{experiment.name}.json", rows)
-        yield write_file(results / f"{experiment.name}.csv", language_csv(rows))
+        yield write_file(results / f"{experiment.name}.csv", rows_csv(rows))
         return
     has_traffic = experiment.kind == "traffic"
     summaries = summarize_traffic(lines) if has_traffic else summarize_lines(lines)
@@ -51,6 +56,16 @@ def write_results(
         for path, group in _figures(experiment, lines, results):
             curves = [Curve.of(line) for line in group]
             yield write_file(path.with_name(f"{path.name}.csv"), curves_csv(curves))
+
+
+def write_rivals(
+    experiment: Experiment, selection: Selection, out: Path, results: Path
+) -> Iterator[Path]:
+    """Write the table of tuned methods as JSON, and all of their runs as CSV."""
+    if comparisons := read_comparisons(experiment, selection, out):
+        rows = summarize_rivals(comparisons)
+        yield write_file(results / f"{experiment.name}.json", rows)
+        yield write_file(results / f"{experiment.name}.csv", rows_csv(run_rows(comparisons)))
 
 
 def draw_figures(
@@ -67,6 +82,12 @@ def draw_figures(
             path = results / f"{experiment.name}-{task}.png"
             figures.draw_updates(experiment, task, measured, path)
             yield path
+    elif experiment.kind == "rivals":
+        for comparison in read_comparisons(experiment, selection, out):
+            if any(comparison.tests.values()):
+                path = results / f"{experiment.name}-{comparison.group.name}.png"
+                figures.draw_rivals(experiment, comparison, path)
+                yield path
     elif experiment.kind not in ("table", "language"):
         lines = comparable_lines(experiment, selection, out)
         draw = figures.draw_settings if experiment.kind == "settings" else figures.draw_curves

@@ -16,7 +16,15 @@ from fedsift.reproduce.experiments import Experiment, read_pinned
 from fedsift.reproduce.plan import PlannedRun, Selection, plan
 from fedsift.reproduce.runner import DIVERGED, require_same_settings
 from fedsift.reproduce.updates import UPDATES
-from fedsift.runs.compare import CLIENT_COLUMNS, OF_LANGUAGE, Row, megabytes, mibit, row_of
+from fedsift.runs.compare import (
+    CLIENT_COLUMNS,
+    OF_LANGUAGE,
+    Row,
+    both_ways,
+    megabytes,
+    mibit,
+    row_of,
+)
 from fedsift.runs.disk import replace_file
 from fedsift.runs.folder import RunFolder, column
 from fedsift.simulation import Record
@@ -34,6 +42,11 @@ class Outcome:
     environment: Mapping[str, str]
     diverged: bool
     parameters: int = 0
+
+    @property
+    def initial_model(self) -> float:
+        """The size of the initial model's values in megabytes."""
+        return 4 * self.parameters / 1e6
 
     @property
     def row(self) -> Row:
@@ -146,13 +159,15 @@ def environments(line: Iterable[Outcome]) -> list[Mapping[str, str]]:
 class Curve:
     """A line's accuracy per round: the mean over its seeds, and the range.
 
-    ``mibit`` is the uplink by the paper's formula; ``megabytes`` is the measured uplink.
+    ``mibit`` is the uplink by the paper's formula; ``megabytes`` is the measured uplink, and
+    ``both`` that with the downlink, without the initial model.
     """
 
     line: Sequence[Outcome]
     rounds: Sequence[int]
     mibit: Sequence[float]
     megabytes: Sequence[float]
+    both: Sequence[float]
     accuracy: Sequence[float]
     lowest: Sequence[float]
     highest: Sequence[float]
@@ -169,6 +184,7 @@ class Curve:
             [i + 1 for i in shown],
             [mibit(first[i]) for i in shown],
             [fmean(megabytes(o.history[i]) for o in line) for i in shown],
+            [fmean(both_ways(o.history[i]) - o.initial_model for o in line) for i in shown],
             [fmean(x) for x in accuracies],
             [min(x) for x in accuracies],
             [max(x) for x in accuracies],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
@@ -14,8 +15,7 @@ from fedsift.data.authors import is_text, read_authors
 from fedsift.data.folder import find_file
 from fedsift.data.official_sources import SOURCES
 from fedsift.errors import ConfigError, Diverged
-from fedsift.reproduce.experiments import Experiment
-from fedsift.reproduce.plan import PlannedRun, Selection, plan
+from fedsift.reproduce.plan import PlannedRun, Selection
 from fedsift.reproduce.updates import UPDATES, measure_updates
 from fedsift.runs.compare import reached
 from fedsift.runs.config import RunConfig, read_values
@@ -45,7 +45,7 @@ def cached_dataset(name: str, quick: bool) -> Dataset | None:
 
 
 def unfinished_runs(
-    experiment: Experiment,
+    runs: Sequence[PlannedRun],
     selection: Selection,
     out: Path,
     stop_at_target: bool,
@@ -55,7 +55,6 @@ def unfinished_runs(
 
     If no task was selected by name, tasks without data on this machine are skipped with a warning.
     """
-    runs = plan(experiment, selection)
     if selection.task is None:
         for task in dict.fromkeys(run.task for run in runs if not has_data(run.config.dataset)):
             warn(f"skipped {task}: its data is not on this machine")
@@ -82,7 +81,7 @@ def require_executable(runs: Sequence[PlannedRun]) -> None:
         federation_of(run.config, cached_dataset(run.config.dataset, run.quick))
 
 
-MAY_DIFFER = {"rounds", "device", "precision", "tensorboard", "keep_checkpoints"}
+MAY_DIFFER = {"rounds", "device", "precision", "tensorboard", "keep_checkpoints", "num_workers"}
 """Settings in which a run may differ from the planned one."""
 
 
@@ -114,7 +113,7 @@ def require_same_settings(run: PlannedRun, folder: RunFolder) -> None:
 def is_finished(run: PlannedRun, out: Path, stop_at_target: bool = False) -> bool:
     """Return whether a run has all its rounds or has diverged.
 
-    With ``stop_at_target``, a run that has reached its target is finished, too.
+    With ``stop_at_target``, a run that need not continue is finished, too.
     """
     folder = RunFolder(out / run.path)
     require_same_settings(run, folder)
@@ -124,9 +123,23 @@ def is_finished(run: PlannedRun, out: Path, stop_at_target: bool = False) -> boo
         return True
     history = folder.history()
     has_ended = last_round(history) >= run.config.rounds or (
-        stop_at_target and reached(history, run.target) is not None
+        stop_at_target and may_stop(run, history, least_uplink(run, out))
     )
     return has_ended and folder.summary_file.exists()
+
+
+def may_stop(run: PlannedRun, history: Sequence[Record], least: float) -> bool:
+    """Return whether a run has reached its target, or sent at least what a competitor needed."""
+    if reached(history, run.target) is not None:
+        return True
+    return bool(history) and history[-1]["uplink_bytes"] >= least
+
+
+def least_uplink(run: PlannedRun, out: Path) -> float:
+    """Return the fewest bytes that a finished competitor needed to the target of a run."""
+    histories = [RunFolder(out / path).history() for path in run.competitors if path != run.path]
+    hits = [hit for history in histories if (hit := reached(history, run.target))]
+    return min((hit["uplink_bytes"] for hit in hits), default=math.inf)
 
 
 def execute_run(
@@ -147,13 +160,13 @@ def train_run(run: PlannedRun, out: Path, on_record: OnRecord, stop_at_target: b
     folder = RunFolder.create_or_extend(out / run.path, run.config)
     with folder.locked():
         start = restore_run(folder, federation)
-        history = start.history
+        history, least = start.history, least_uplink(run, out)
         try:
             with closing(train_rounds(folder, federation, start, run.config.rounds)) as records:
                 for record in records:
                     history.append(record)
                     on_record(record)
-                    if stop_at_target and reached(history, run.target):
+                    if stop_at_target and may_stop(run, history, least):
                         break
         except Diverged as problem:
             replace_file(folder.path / DIVERGED, f"{problem}\n".encode())

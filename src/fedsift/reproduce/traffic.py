@@ -47,12 +47,7 @@ class Cost:
 def cost_to_target(outcome: Outcome, target: float | None) -> Cost | None:
     """Return the traffic of a run to a target; None if it was not reached or there is none."""
     record = None if target is None else reached(outcome.history, target)
-    return None if record is None else Cost.at(record, initial_model_megabytes(outcome))
-
-
-def initial_model_megabytes(outcome: Outcome) -> float:
-    """Return the size of the initial model's values in megabytes."""
-    return 4 * outcome.parameters / 1e6
+    return None if record is None else Cost.at(record, outcome.initial_model)
 
 
 def accuracies(outcome: Outcome) -> list[float]:
@@ -121,7 +116,7 @@ def summarize_line_traffic(line: Line, harder: Mapping[int, float]) -> dict[str,
         "seeds": [outcome.run.config.seed for outcome in line],
         "rounds": min(len(outcome.history) for outcome in line),
         "diverged": sum(outcome.diverged for outcome in line),
-        "first_model": initial_model_megabytes(line[0]),
+        "first_model": line[0].initial_model,
         "final_accuracy": mean_and_sd([accuracies(outcome)[-1] for outcome in line]),
         "best_accuracy": mean_and_sd([max(accuracies(outcome)) for outcome in line]),
         "target": line_cost(line, None),

@@ -1,10 +1,20 @@
 """Runs on disk: configuration, metrics, checkpoints, and how an interrupted run continues.
 
-``config.py`` is a run's configuration, ``folder.py`` its folder, ``run.py`` trains it. The files of
-the folder: ``records.py`` (metrics.jsonl and uploads.jsonl), ``uploads.py`` (what is recorded of
-uploads), ``checkpoint.py``, ``kept.py`` (the last few checkpoints), ``model.py``,
-``tensorboard.py``; ``disk.py`` writes them safely. ``rollback.py`` returns to an earlier round.
-``sigterm.py`` ends a run cleanly on SIGTERM. ``compare.py`` makes the table of a comparison.
+- ``config.py``: a run's configuration; ``language.py``: the part about language models
+- ``parts.py``: the model, data and loss that it describes
+- ``run.py``: training, checkpoints on the way, and the summary
+- ``folder.py``: the run's folder, and its files:
+
+  - ``records.py``: metrics.jsonl and uploads.jsonl; ``uploads.py``: what the latter records
+  - ``checkpoint.py``, ``kept_checkpoints.py``: the checkpoint, and those of recent rounds
+  - ``model.py``, ``saved_result.py``: the trained model; the result of a finished run
+  - ``status.py``: what a run on Flower is doing
+  - ``tensorboard.py``: TensorBoard events
+
+- ``disk.py``: how files are written safely
+- ``rollback.py``: the return to an earlier round
+- ``sigterm.py``: a clean end on SIGTERM
+- ``compare.py``: the table of a comparison
 """
 
 from fedsift.errors import explain_renamed

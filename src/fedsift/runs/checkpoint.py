@@ -127,7 +127,7 @@ def mismatches(
     if about["config"] != fingerprint_of(config):
         yield (
             f"{folder.config_file} was changed after {folder.checkpoint_file} was written: only "
-            "the number of rounds, and of checkpoints to keep, may change"
+            "the numbers of rounds, of workers and of checkpoints to keep may change"
         )
     if about["round"] > config.rounds:
         yield (

@@ -34,7 +34,7 @@ from fedsift.task.user_code import LANGUAGE_MODEL, is_user_code
 DEVICES = ("auto", "cpu", "cuda")
 KEEP_CHECKPOINTS = 5
 """Number of checkpoints that are kept by default."""
-MAY_CHANGE = frozenset({"rounds", "keep_checkpoints"})
+MAY_CHANGE = frozenset({"rounds", "keep_checkpoints", "num_workers"})
 """Settings that may change when a run is continued. They do not affect its rounds."""
 
 
@@ -57,6 +57,7 @@ class RunConfig:
     weights: str = "auto"
     partition: str = "iid"
     theta: float = 0.1
+    validation: float = 0.0
     participation: float = 1.0
     dropout: float = 0.0
     min_clients: int = 0
@@ -84,6 +85,7 @@ class RunConfig:
     block_length: int = 128
     gradient_checkpointing: bool = False
     client_tests: bool = False
+    num_workers: int = 0
     tensorboard: bool = False
     keep_checkpoints: int = KEEP_CHECKPOINTS
     settings: Mapping[str, GivenSetting] = field(default_factory=dict)
@@ -151,6 +153,13 @@ class RunConfig:
             raise ConfigError(f"seed must be at least 0, got {self.seed}")
         if self.rounds < 1:
             raise ConfigError(f"rounds must be at least 1, got {self.rounds}")
+        if not 0 <= self.validation < 1:
+            raise ConfigError(f"validation must be in [0, 1), got {self.validation}")
+        if self.validation and (is_user_code(self.dataset) or is_text(self.dataset)):
+            raise ConfigError(
+                "validation holds out samples of a built-in data set: leave it out, and give the "
+                "held-out samples as the test set"
+            )
         if self.batch_size < 0:
             raise ConfigError(
                 f"batch-size must be at least 1, or 0 for the whole local set, "

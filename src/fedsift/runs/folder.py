@@ -133,7 +133,7 @@ class RunFolder:
     def create_or_extend(cls, path: Path, config: Config) -> RunFolder:
         """Open the folder of this run, or create it.
 
-        The run may have had fewer rounds, and kept another number of checkpoints.
+        The run may have had fewer rounds, other workers, and kept another number of checkpoints.
         """
         folder = cls(path)
         if not exists(folder.config_file):

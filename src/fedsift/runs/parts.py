@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsift.data import Dataset, load, partition_indices, split
+from fedsift.data import Dataset, load, partition_indices, split, with_validation_split
 from fedsift.data.authors import is_text
 from fedsift.data.user_data import load_user_data
 from fedsift.engine.client_tests import BY_CLASS
@@ -51,6 +51,9 @@ def parts_of(config: RunConfig, dataset: Dataset | None = None) -> Parts:
 def built_in_parts(config: RunConfig, dataset: Dataset | None) -> Parts:
     """Load a built-in data set unless it is given, and split it across clients."""
     dataset = dataset or load(config.dataset)
+    if config.validation:
+        number = int(config.validation * len(dataset.labels))
+        dataset = with_validation_split(dataset, number, config.seed)
     if config.client_tests and dataset.documents is not None:
         raise ConfigError(
             f"client-tests weights the test set by class, and the clients of {config.dataset} "

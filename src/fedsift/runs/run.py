@@ -65,6 +65,7 @@ def federation_of(config: RunConfig, dataset: Dataset | None = None) -> Federati
             device=config.torch_device(),
             precision=config.precision,
             weights=config.chosen_weights(),
+            num_workers=config.num_workers,
             privacy=config.privacy,
             secure=config.secure_settings,
             client_tests=parts.client_tests,

@@ -8,6 +8,7 @@ counted from 1: one of those below, or any function of your own.
 fedsgd(local_steps=30, lr=cosine(start=0.1, end=0.0, rounds=100))
 
 Settings that are whole numbers, such as ``local_steps``, take the nearest whole number.
+``schedule.py`` holds the schedules, and ``parsing.py`` reads them from text.
 """
 
 from fedsift.schedules.parsing import parse_schedule

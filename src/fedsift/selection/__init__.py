@@ -2,7 +2,8 @@
 
 ``masks.py`` holds every rule, among them top-k, random-k and threshold masks; a new rule goes
 there. ``cpu.py`` and ``gpu.py`` are fast exact top-k selections, ``triton.py`` holds the kernels of
-``gpu.py``, and ``backend.py`` decides whether they can run.
+``gpu.py``, and ``backend.py`` decides whether they can run. ``difference.py`` is the difference of
+two vectors, of which often only the selected coordinates are computed.
 """
 
 from fedsift.selection.masks import (

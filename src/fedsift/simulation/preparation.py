@@ -17,7 +17,7 @@ from fedsift.codec.wire import WIRES
 from fedsift.engine import Engine, Forked, Stacked, Task
 from fedsift.engine.client_tests import BY_CLASS, class_shares
 from fedsift.engine.evaluation import Evaluate, Evaluation, Metric
-from fedsift.engine.gpu.stacked import PRECISIONS
+from fedsift.engine.gpu.arithmetic import PRECISIONS
 from fedsift.federation.cohort import check_cohort, cohort_size
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.private_rounds import distributed_noise

@@ -1,9 +1,12 @@
 """The learning task: a model, a loss and the clients' data, apart from how they are trained.
 
 - ``task.py``: the task and the batches of its clients
+- ``losses.py``: losses that engines and metrics recognize
+- ``labels.py``: the classes of each client's data
 - ``weights.py``: the clients' weights in the mean
 - ``samples.py``: a client's samples, in every format that is accepted
 - ``checks.py``: checks of a model and its data before training starts
+- ``broadcasting.py``: a loss or metric that compares each output with all labels is refused
 - ``synthetic.py``: the shapes of samples that a method synthesizes
 - ``threads.py``: the number of threads
 - ``user_code.py``: functions of the user's own modules

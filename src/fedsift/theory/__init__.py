@@ -1,4 +1,13 @@
-"""The paper's theory as functions: its bounds, and how they compare with measurements."""
+"""The paper's theory as functions: its bounds, and how they compare with measurements.
+
+- ``deviation.py``: Theorem 1; ``sharper_bound.py``: a sharper form of it
+- ``order.py``: Proposition 1; ``masks.py``: the best shared mask
+- ``convergence.py``: Theorems 2 and 3, and Propositions 2 and 3
+- ``constants.py``: estimates of their constants; ``objective.py``: the losses as functions
+- ``measured_deviation.py``: the real deviation from centralized Adam
+- ``convex_trials.py``: random convex problems, to test Theorem 1
+- ``log_arithmetic.py``, ``validation.py``: numbers as logarithms; the ranges of the constants
+"""
 
 from fedsift.errors import explain_renamed
 from fedsift.theory.constants import Constants, Estimate, estimate_constants, top_curvature

@@ -25,6 +25,7 @@ from fedsift.engine.gpu.graph import new_stream
 from fedsift.engine.gpu.stacked_task import StackedTask
 from fedsift.engine.gpu.unsupported import UnsupportedModel
 from fedsift.task import Loss, has_statistics
+from fedsift.task.losses import IGNORED
 from fedsift.task.samples import map_tree, select_rows
 from fedsift.vector import State
 
@@ -59,9 +60,13 @@ class StackBuffers:
 
 
 class StackGradients(Protocol):
-    """Computes the gradients of all clients in a stack."""
+    """Computes the gradients of all clients in a stack.
+
+    ``remark`` says what a user may want to know about how it does so; it may be empty.
+    """
 
     buffers: StackBuffers
+    remark: str
 
     def pack(self, stack: Tensor, out: Tensor) -> None:
         """Copy a stack ``(clients, d)`` into ``out``, one of the buffers."""
@@ -78,6 +83,8 @@ class StackGradients(Protocol):
 
 class LayerGradients:
     """All clients at once, layer by layer."""
+
+    remark = ""
 
     def __init__(self, task: StackedTask, network: StackedNetwork, clients: int) -> None:
         from fedsift.engine.gpu.channels_last import ChannelsLastLayout
@@ -133,13 +140,15 @@ def client_losses(loss: Loss, output: Tensor, labels: Tensor) -> Tensor:
     """
     if loss is cross_entropy and output.dim() == 3 and labels.dim() == 2:
         losses = cross_entropy(output.flatten(0, 1), labels.flatten(), reduction="none")
-        return losses.view(labels.shape).mean(1)
+        return losses.view(labels.shape).sum(1) / (labels != IGNORED).sum(1)
     result: Tensor = torch.vmap(loss)(output, labels)
     return result
 
 
 class FlatBuffers:
     """Keeps the buffers in the layout's own order, without padding."""
+
+    remark = ""
 
     def __init__(self, task: StackedTask, clients: int) -> None:
         self.task, self.buffers = task, StackBuffers(task, clients, task.task.layout.d)

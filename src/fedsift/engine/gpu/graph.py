@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
+
+from fedsift.engine.gpu.unsupported import UnsupportedModel
 
 WARM_UP_STEPS = 3
 """Steps before the graph is captured: libraries initialize themselves in their first calls."""
@@ -40,7 +44,7 @@ def capture(take: Callable[[], None]) -> Graph:
     try:
         with torch.cuda.graph(graph, stream=new_stream()):  # a failed capture spoils its stream
             try:
-                take()
+                record(take)
             except Exception as problem:  # ending the capture may hide it behind another
                 reasons.append(problem)
                 raise
@@ -48,6 +52,39 @@ def capture(take: Callable[[], None]) -> Graph:
         replace_generator()
         raise (reasons or [problem])[0] from None
     return graph
+
+
+def record(take: Callable[[], None]) -> None:
+    """Take the step that a graph records. The numbers that it draws on the host would not change.
+
+    >>> record(lambda: None)
+    >>> record(random.random)
+    Traceback (most recent call last):
+    ...
+    fedsift.engine.gpu.unsupported.UnsupportedModel: it draws random numbers on the CPU
+    """
+    before = random_state()
+    take()
+    if random_state() != before:
+        raise UnsupportedModel("it draws random numbers on the CPU")
+
+
+def random_state(device: torch.device | None = None) -> tuple[object, ...]:
+    """Return the states of all random generators of the host, and of a GPU if one is given.
+
+    >>> before = random_state()
+    >>> random_state() == before
+    True
+    >>> _ = torch.rand(1)
+    >>> random_state() == before
+    False
+    """
+    states = [torch.get_rng_state()]
+    if device is not None and device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    _, numbers, *place = np.random.get_state()  # noqa: NPY002  (a model may use it)
+    drawn = (x.numpy().tobytes() for x in states)
+    return (*drawn, np.asarray(numbers).tobytes(), *place, random.getstate())
 
 
 def replace_generator() -> None:

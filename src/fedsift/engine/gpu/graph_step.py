@@ -84,6 +84,12 @@ class GraphStep:
             torch.cuda.empty_cache()  # of the trials, for which the graph has no use
 
     @property
+    def line(self) -> str:
+        """How the step is computed and why, in one line."""
+        remark = "" if isinstance(self.gradients, PointLosses) else self.gradients.remark
+        return "; ".join(filter(None, [self.chosen.line, remark]))
+
+    @property
     def loss(self) -> Tensor:
         """The sum of each client's losses since :meth:`begin`."""
         return self.gradients.buffers.loss

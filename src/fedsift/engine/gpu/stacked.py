@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedsift.algorithms.method import (
     Algorithm,
@@ -35,8 +31,10 @@ from fedsift.codec.update import Update
 from fedsift.engine.batches import LiveBatches, joined
 from fedsift.engine.client import diverged_client
 from fedsift.engine.contract import Job, Results
+from fedsift.engine.gpu.arithmetic import arithmetic
 from fedsift.engine.gpu.gradients import SingleGradients
 from fedsift.engine.gpu.graph_step import GraphStep, consecutive_rows, graph_key
+from fedsift.engine.gpu.memory import PinnedBuffer, memory_advice
 from fedsift.engine.gpu.stacked_task import StackedTask
 from fedsift.engine.scoring import (
     chunk_of_test_set,
@@ -64,11 +62,8 @@ from fedsift.vector import State
 
 LOGGER = logging.getLogger("fedsift")
 IntArray = NDArray[np.int64]
-PRECISIONS = ("fp32", "tf32", "bf16")
 MAX_TEST_NUMBERS, MAX_TEST_SAMPLES = 6_000_000, 8000
 """The most input numbers, and the most samples, that are scored at a time."""
-ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Implementations of attention. That of cuDNN cannot add up gradients in a fixed order."""
 MAX_CLIENTS = 1000
 """The most clients in one stack. A larger stack would be no faster."""
 
@@ -103,7 +98,9 @@ class Stacked:
         """Yield the results of the cohort, stack by stack."""
         self.next_rows = {key: rows for key, rows in self.next_rows.items() if key[0] == job.round}
         for stack in self.stacks(job.cohort):
-            yield self._train_stack(job, stack)
+            with memory_advice():
+                results = self._train_stack(job, stack)
+            yield results
 
     def stacks(self, cohort: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Split a cohort into stacks of clients with the same batch size that fit in memory."""
@@ -149,7 +146,7 @@ class Stacked:
         numbers = numbers.to(self.device) if is_masked else numbers[0]
         inputs = self._inputs(job.round, clients, steps)
         first = next(inputs)
-        with self._arithmetic(), torch.random.fork_rng(self._gpus):
+        with arithmetic(self.precision, self.device), torch.random.fork_rng(self._gpus):
             step = self._step_of(job, clients, start, memory, is_masked, first)
             torch.manual_seed(torch_seed(self.task.seed, "layers", job.round, clients[0]))
             step.begin(job.phase, job.round, start, memory)
@@ -246,7 +243,7 @@ class Stacked:
                 task = replace(task, data=x, labels=y, is_live=True)
                 rows = consecutive_rows(len(clients), batch, self.device)
             self.steps[key] = GraphStep(task, phase, start, memory, rows, is_masked)
-            self._report(self.steps[key].chosen.line)
+            self._report(self.steps[key].line)
         return self.steps[key]
 
     def _report(self, line: str) -> None:
@@ -279,30 +276,13 @@ class Stacked:
             alone = SingleGradients(self.stacked_task, 1)
             before = torch.cuda.memory_allocated(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
-            with self._arithmetic(), torch.random.fork_rng(self._gpus):
+            with arithmetic(self.precision, self.device), torch.random.fork_rng(self._gpus):
                 alone.compute(rows[None])
             peak = torch.cuda.max_memory_allocated(self.device)
             self.activation_bytes[batch] = peak - before
         return self.activation_bytes[batch]
 
-    def _arithmetic(self) -> ExitStack:
-        """Enable the chosen precision and deterministic kernels."""
-        stack = ExitStack()
-        tf32 = self.precision != "fp32"
-        matmul = torch.backends.cuda.matmul
-        stack.callback(setattr, matmul, "allow_tf32", matmul.allow_tf32)
-        matmul.allow_tf32 = tf32
-        flags: AbstractContextManager[None] = torch.backends.cudnn.flags(
-            enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32
-        )
-        stack.enter_context(flags)
-        stack.enter_context(deterministic_attention())
-        if self.precision == "bf16":
-            stack.enter_context(
-                torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
-            )
-        return stack
-
+    @memory_advice()
     @torch.no_grad()
     def evaluate(self, w: Tensor) -> tuple[float | None, float | None]:
         """Return accuracy (for class labels) and mean loss on the test set.
@@ -318,7 +298,7 @@ class Stacked:
         if has_perplexity(self.task.loss):
             rows = chunk_size(self.task)
         chunks = (chunk_of_test_set(self.task, n, rows) for n in range(-(-size_of(test) // rows)))
-        with self._arithmetic(), torch.random.fork_rng(self._gpus):
+        with arithmetic(self.precision, self.device), torch.random.fork_rng(self._gpus):
             torch.manual_seed(torch_seed(self.task.seed, "test", 0))
             scores = [self._score(w, data, labels) for data, labels in chunks]
         correct, loss = torch.stack(scores).sum(0).tolist()
@@ -335,41 +315,6 @@ class Stacked:
         if is_correct is None:
             return torch.stack([torch.full_like(loss, torch.nan), loss])
         return torch.stack([is_correct.sum().double(), loss])
-
-
-@contextmanager
-def deterministic_attention() -> Iterator[None]:
-    """Let fused attention add up its gradients in a fixed order, which PyTorch does on request.
-
-    Warnings about other operations that have no such order are hidden.
-    """
-    deterministic: Any = torch.utils.deterministic
-    mode, fills = torch.get_deterministic_debug_mode(), deterministic.fill_uninitialized_memory
-    try:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        deterministic.fill_uninitialized_memory = False  # which would take time
-        with warnings.catch_warnings(), sdpa_kernel(ATTENTION):
-            warnings.filterwarnings("ignore", message=".*[Dd]eterministic.*")
-            yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)
-        deterministic.fill_uninitialized_memory = fills
-
-
-class PinnedBuffer:
-    """Page-locked host memory, from which a GPU copies while the host continues."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.pages = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
-        self.is_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-    def send(self, x: Tensor, device: torch.device) -> Tensor:
-        """Return a copy on the device, which later work on the same stream can use."""
-        self.is_copied.synchronize()
-        self.pages.numpy()[:] = x.numpy()
-        copy = self.pages.to(device, non_blocking=True)
-        self.is_copied.record()
-        return copy
 
 
 def check_finite(clients: Sequence[int], is_finite: Tensor) -> None:

@@ -27,12 +27,16 @@ class Member:
 
 @dataclass
 class Attempt:
-    """An attempt to sum the values of a cohort: who masked with whom, and what came back."""
+    """An attempt to sum the values of a cohort: who masked with whom, and what came back.
+
+    ``terms`` is a digest of all that the clients have in common.
+    """
 
     number: int
     cohort: tuple[int, ...]
     bits: int
     unit: int
+    terms: bytes
     masked: dict[int, Words] = field(default_factory=dict)
     signatures: dict[int, bytes] = field(default_factory=dict)
     deposits: dict[int, bytes] = field(default_factory=dict)

@@ -12,6 +12,13 @@ from dataclasses import dataclass, field
 
 from fedsift.codec.header import varint
 from fedsift.privacy.secure.graph import neighbors_of
+from fedsift.privacy.secure.group import (
+    Group,
+    require_distinct,
+    roster_digest,
+    terms_digest,
+    view_digest,
+)
 from fedsift.privacy.secure.hashing import digest
 from fedsift.privacy.secure.integers import MAX_BITS, Integers, pack_words, to_words, word_type
 from fedsift.privacy.secure.messages import MessageHeader, Reader, SecureStage, bitmap
@@ -60,22 +67,16 @@ class Peer:
 
 
 @dataclass
-class Group:
-    """The clients of the current rounds, and how this one is connected to them."""
-
-    members: tuple[int, ...] = ()
-    neighbors: tuple[int, ...] = ()
-    settings: SecureSettings = field(default_factory=SecureSettings)
-    roster: bytes = b""
-
-
-@dataclass
 class Current:
-    """The round that a client takes part in, and how far it got."""
+    """The round that a client takes part in, and how far it got.
+
+    ``terms`` is a digest of all that the clients of a sum must have in common.
+    """
 
     round: int = 0
     attempt: int = -1
     cohort: tuple[int, ...] = ()
+    terms: bytes = b""
     self_key: bytes = b""
     survivors: tuple[int, ...] = ()
     consent: bytes = b""
@@ -120,7 +121,7 @@ class SecureClient:
         """Make a new key of self masks, and return an encrypted share for each neighbor."""
         reader = Reader(request)
         header = _header_of(reader, SecureStage.SHARES)
-        self._join_group(reader)
+        self._join_group(reader, header.round)
         self.generation += 1
         self.master, self.is_pending = secrets.token_bytes(KEY_BYTES), False
         neighbors = self.group.neighbors
@@ -128,11 +129,14 @@ class SecureClient:
         sealed = (self._seal_share(v, share) for v, share in zip(neighbors, shares, strict=True))
         return bytes(header) + varint(self.generation) + b"".join(sealed)
 
-    def mask(self, request: bytes, codes: Integers) -> bytes:
+    def mask(self, request: bytes, codes: Integers, basis: bytes = b"") -> bytes:
         """Store the neighbors' new shares, and return this client's masked codes.
 
         The codes are whole numbers; they are multiplied by the client's weight, divided by the
-        unit in which the server counts weights.
+        unit in which the server counts weights. ``basis`` is a digest of what the server sent for
+        computing them. Masks cancel only between clients that were told the same: the group, the
+        cohort, the bits, the unit and the basis. A server could otherwise give all clients but one
+        a model or a unit with which their values vanish, and the sum would be that client's.
 
         All self masks of a client derive from one key, which its neighbors can restore. That key
         must never open a masked vector of an attempt that this client left without a sum. So a
@@ -153,7 +157,8 @@ class SecureClient:
         fits = not codes.size or int(abs(weighted).max()) < 2 ** (bits - 1)
         require(fits, f"this client's values do not fit {bits} bits")
         self_key = self._self_key(header.round, header.attempt)
-        self.current = Current(header.round, header.attempt, cohort, self_key)
+        terms = terms_digest(self.group, header.round, header.attempt, cohort, bits, unit, basis)
+        self.current = Current(header.round, header.attempt, cohort, terms, self_key)
         words = to_words(weighted, bits).astype(word_type(bits))
         self.is_pending = True
         keys = {v: self._pair_key(v) for v in self._partners()}
@@ -227,8 +232,12 @@ class SecureClient:
         shares = b"".join(self.peers[v].share for v in given)
         return bytes(self._header(SecureStage.RECOVER)) + bitmap(given, asked) + shares
 
-    def _join_group(self, reader: Reader) -> None:
-        """Read the clients of the next rounds, and the public keys of those not yet known."""
+    def _join_group(self, reader: Reader, round: int) -> None:
+        """Read the clients of the next rounds, and the public keys of those not yet known.
+
+        A client does not change to another group within a round, as there could be a second sum of
+        the values that it has masked.
+        """
         self._leave_attempt()
         members, known = reader.clients(), dict(self.public)
         require(self.client in members, "the group does not include this client")
@@ -237,11 +246,13 @@ class SecureClient:
             require(known.setdefault(v, key) == key, f"the public keys of client {v} have changed")
         reader.end()
         require(known.keys() >= set(members), "the public keys of a client are missing")
+        require_distinct([known[v] for v in members])
         try:
             settings = self.settings.resolved(len(members))
         except ValueError as problem:
             raise Refusal(str(problem)) from None
         roster = roster_digest(self.run, settings, {v: known[v] for v in members})
+        first_round = self._first_round_of(roster, round)
         mine = neighbors_of(members, settings.neighbors, roster)[self.client]
         new = {
             v: Peer(known[v], agree(self.agreement_key, known[v][:PUBLIC_BYTES]))
@@ -249,8 +260,15 @@ class SecureClient:
             if v not in self.peers
         }
         self.public, self.peers = known, {**self.peers, **new}
-        self.group = Group(members, mine, settings, roster)
+        self.group = Group(members, mine, settings, roster, first_round)
         self.current = Current(self.current.round, self.current.attempt)
+
+    def _first_round_of(self, roster: bytes, round: int) -> int:
+        """Return the first round of a group, or refuse to change to it within a round."""
+        if roster == self.group.roster:
+            return self.group.first_round
+        require(round > self.current.round, "the group has changed within a round")
+        return round
 
     def _seal_share(self, receiver: int, share: bytes) -> bytes:
         context = share_context(self.run, self.client, receiver, self.generation)
@@ -278,11 +296,14 @@ class SecureClient:
         now = self.current
         is_new = (header.round, header.attempt) > (now.round, now.attempt)
         require(is_new and header.round > self.revealed_round, "this round was masked before")
+        require(header.round >= self.group.first_round, "this group is for later rounds")
         require(bool(self.master), "this client has not shared its key")
 
     def _check_quorum(self, clients: tuple[int, ...]) -> None:
-        """Refuse a set without this client, or with fewer neighbors than the threshold."""
+        """Refuse a set without this client, or with too few clients or neighbors."""
         require(self.client in clients, "the set does not include this client")
+        fewest = self.group.settings.min_clients
+        require(len(clients) >= fewest, f"{len(clients)} clients take part, not {fewest}")
         present = sum(v in set(clients) for v in self.group.neighbors)
         least = self.group.settings.threshold
         require(present >= least, f"{present} neighbors take part, but {least} are needed")
@@ -313,9 +334,8 @@ class SecureClient:
 
     def _pair_key(self, other: int) -> bytes:
         """Return the key of the mask that this client and another one share in this attempt."""
-        now, secret = self.current, self.peers[other].secret
         low, high = sorted((self.client, other))
-        return derive(secret, "pair", self.run, low, high, now.round, now.attempt)
+        return derive(self.peers[other].secret, "pair", low, high, self.current.terms)
 
     def _lost_neighbors(self, survivors: tuple[int, ...]) -> list[int]:
         lost = set(self.current.cohort) - set(survivors)
@@ -331,28 +351,13 @@ class SecureClient:
         return MessageHeader(stage, self.current.round, self.current.attempt)
 
     def _view(self) -> bytes:
-        now = self.current
-        return view_digest(self.group, now.round, now.attempt, now.cohort, now.survivors)
+        return view_digest(self.current.terms, self.current.cohort, self.current.survivors)
 
 
 def _header_of(reader: Reader, stage: SecureStage) -> MessageHeader:
     header = reader.header()
     require(header.stage is stage, f"expected {stage.name.lower()}, got {header.stage.name}")
     return header
-
-
-def roster_digest(run: bytes, settings: SecureSettings, public: dict[int, bytes]) -> bytes:
-    """Return a hash of the run, the settings, and a group's clients with their public keys."""
-    keys = (field for v, key in sorted(public.items()) for field in (v, key))
-    return digest("roster", run, settings.neighbors, settings.threshold, *keys)
-
-
-def view_digest(
-    group: Group, round: int, attempt: int, cohort: tuple[int, ...], survivors: tuple[int, ...]
-) -> bytes:
-    """Return what clients sign: the group, the round, who masked with whom, and who is summed."""
-    sets = (bitmap(cohort, group.members), bitmap(survivors, group.members))
-    return digest("view", group.roster, round, attempt, *sets)
 
 
 def share_context(run: bytes, sender: int, receiver: int, generation: int) -> bytes:

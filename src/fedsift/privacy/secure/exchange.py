@@ -46,12 +46,13 @@ def run_exchange(
     ask: Ask,
     sizes: StageBytes,
     absent: Collection[int] = (),
+    basis: bytes = b"",
 ) -> SecureSum:
     """Run the protocol for a round, and count its messages in ``sizes``.
 
     Lost clients do not get the requests that follow.
     """
-    protocol = server.sum_round(round, cohort, n, largest, absent)
+    protocol = server.sum_round(round, cohort, n, largest, absent, basis)
     replies: Replies | None = None
     while True:
         try:
@@ -64,11 +65,15 @@ def run_exchange(
 
 
 def reply_of(
-    client: SecureClient, stage: SecureStage, request: bytes, codes: Callable[[], Integers]
+    client: SecureClient,
+    stage: SecureStage,
+    request: bytes,
+    codes: Callable[[], Integers],
+    basis: bytes = b"",
 ) -> bytes:
     """Return a client's reply to a request, or raise ``Refusal``."""
     if stage is SecureStage.MASKED:
-        return client.mask(request, codes())
+        return client.mask(request, codes(), basis)
     methods: Mapping[SecureStage, Callable[[bytes], bytes]] = {
         SecureStage.KEYS: client.keys,
         SecureStage.SHARES: client.deal_shares,

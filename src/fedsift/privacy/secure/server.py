@@ -16,14 +16,15 @@ import numpy as np
 
 from fedsift.codec.header import varint
 from fedsift.privacy.secure.attempt import Attempt, Member
-from fedsift.privacy.secure.client import (
-    SEALED_BYTES,
+from fedsift.privacy.secure.client import SEALED_BYTES, self_mask_key
+from fedsift.privacy.secure.graph import neighbors_of
+from fedsift.privacy.secure.group import (
     Group,
+    require_distinct,
     roster_digest,
-    self_mask_key,
+    terms_digest,
     view_digest,
 )
-from fedsift.privacy.secure.graph import neighbors_of
 from fedsift.privacy.secure.integers import (
     Integers,
     Words,
@@ -32,13 +33,7 @@ from fedsift.privacy.secure.integers import (
     unpack_words,
     word_type,
 )
-from fedsift.privacy.secure.messages import (
-    MessageHeader,
-    Reader,
-    SecureStage,
-    bitmap,
-    client_list,
-)
+from fedsift.privacy.secure.messages import MessageHeader, Reader, SecureStage, bitmap, client_list
 from fedsift.privacy.secure.primitives import (
     KEY_BYTES,
     PUBLIC_BYTES,
@@ -96,7 +91,7 @@ class SecureServer:
         self.members: dict[int, Member] = {}
         self.group, self.edges = Group(), dict[int, tuple[int, ...]]()
         self.problems: dict[int, str] = {}
-        self.round = 0
+        self.round, self.basis = 0, b""
 
     def sum_round(
         self,
@@ -105,13 +100,15 @@ class SecureServer:
         n: int,
         largest: int,
         absent: Collection[int] = (),
+        basis: bytes = b"",
     ) -> Generator[Request, Replies, SecureSum]:
         """Sum n codes of magnitude ``largest`` at most over a cohort.
 
-        ``absent`` clients of the cohort are known to have no values. Raise
-        :class:`SecureSumStopped` if too few clients are left.
+        ``absent`` clients of the cohort are known to have no values. ``basis`` is a digest of what
+        clients computed the codes from. Raise :class:`SecureSumStopped` if too few clients are
+        left.
         """
-        self.round, self.problems = round, {}
+        self.round, self.basis, self.problems = round, basis, {}
         yield from self._collect_keys([u for u in cohort if u not in absent])
         self._form_group([u for u in cohort if u in self.members])
         yield from self._collect_shares(absent)
@@ -175,6 +172,7 @@ class SecureServer:
                 most = self.max_weight
                 require(0 < weight <= most, f"a weight must be from 1 to {most}, got {weight}")
                 agree(secrets.token_bytes(32), public[:PUBLIC_BYTES])
+                require_distinct([public, *(member.public for member in self.members.values())])
                 self.members[u] = Member(public, weight, knows={u})
             except Refusal as problem:
                 self.problems[u] = str(problem)
@@ -232,7 +230,8 @@ class SecureServer:
             bits = bits_for(largest * sum(weights) // unit)
         except Refusal as problem:
             raise SecureSumStopped(str(problem)) from None
-        return Attempt(number, tuple(cohort), bits, unit)
+        common = number, tuple(cohort), bits, unit
+        return Attempt(*common, terms_digest(self.group, self.round, *common, self.basis))
 
     def _with_quorum(self, clients: Iterable[int]) -> list[int]:
         """Return the clients with a threshold of neighbors among them; stop if there are none."""
@@ -242,10 +241,11 @@ class SecureServer:
             left = [u for u in left if self._is_quorum(u, present)]
             for u in present.difference(left):
                 self.problems.setdefault(u, "too few of its neighbors are left")
-        if not left:
+        settings = self.group.settings
+        if len(left) < settings.min_clients:
             raise SecureSumStopped(
-                f"too few clients are left: each needs {self.group.settings.threshold} of its "
-                f"{self.group.settings.neighbors} neighbors"
+                f"too few clients are left: each needs {settings.threshold} of its "
+                f"{settings.neighbors} neighbors, and a sum {settings.min_clients} clients"
             )
         return left
 
@@ -378,8 +378,7 @@ class SecureServer:
         return total
 
     def _view(self, attempt: Attempt) -> bytes:
-        cohort, survivors = attempt.cohort, attempt.survivors
-        return view_digest(self.group, self.round, attempt.number, cohort, survivors)
+        return view_digest(attempt.terms, attempt.cohort, attempt.survivors)
 
     def _opened(
         self, replies: Replies, asked: Iterable[int], header: MessageHeader

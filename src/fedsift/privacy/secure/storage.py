@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fedsift.privacy.secure.client import Current, Group, Peer, SecureClient
+from fedsift.privacy.secure.client import Current, Peer, SecureClient
+from fedsift.privacy.secure.group import Group
 from fedsift.privacy.secure.settings import SecureSettings
 
 
@@ -39,11 +40,13 @@ def client_from_json(text: str) -> SecureClient:
                 tuple(group["neighbors"]),
                 SecureSettings(**group["settings"]),
                 bytes.fromhex(group["roster"]),
+                group["first_round"],
             ),
             "current": Current(
                 current["round"],
                 current["attempt"],
                 tuple(current["cohort"]),
+                bytes.fromhex(current["terms"]),
                 bytes.fromhex(current["self_key"]),
                 tuple(current["survivors"]),
                 bytes.fromhex(current["consent"]),

@@ -23,7 +23,8 @@ def attention(
     """
 
     def compute(q: Tensor, k: Tensor, v: Tensor, *masks: Any, **options: Any) -> Any:
-        if not (q is k is v and is_covered(module, *masks, **options)):
+        is_causal = causality(module, *masks, **options) if q is k is v else None
+        if is_causal is None:
             return otherwise(q, k, v, *masks, **options)
         rows = q.view(clients, -1, *q.shape[1:])
         qkv = project(module, parameters, "in_proj_weight", "in_proj_bias", rows).flatten(0, 1)
@@ -33,7 +34,7 @@ def attention(
             heads[1],
             heads[2],
             dropout_p=module.dropout if module.training else 0.0,
-            is_causal=bool(options.get("is_causal", False)),
+            is_causal=is_causal,
         )
         rows = mixed.transpose(1, 2).reshape(rows.shape)
         out = project(module, parameters, "out_proj.weight", "out_proj.bias", rows)
@@ -42,18 +43,19 @@ def attention(
     return compute
 
 
-def is_covered(
+def causality(
     module: nn.MultiheadAttention,
     key_padding_mask: Tensor | None = None,
     need_weights: bool = True,
     attn_mask: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
-) -> bool:
-    """Whether a call of a module is self-attention that needs no mask but a causal one."""
+) -> bool | None:
+    """Whether a call of a module for self-attention is causal; None if it needs another mask."""
     is_plain = module.batch_first and module._qkv_same_embed_dim and module.bias_k is None
     has_mask = key_padding_mask is not None or (attn_mask is not None and not is_causal)
-    return is_plain and not (has_mask or need_weights or module.add_zero_attn)
+    is_covered = is_plain and not (has_mask or need_weights or module.add_zero_attn)
+    return is_causal if is_covered else None
 
 
 def project(

@@ -103,47 +103,55 @@ class Gate(torch.autograd.Function):
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "head_dim", "scaling", "num_key_value_groups")
 OTHERS = ("q_norm", "k_norm", "sinks", "rotary_fn")
 """Parts of attention modules that compute something else."""
+HEAD_WIDTHS = (32, 64, 128, 256)
+"""A GPU block loads half of a head, which must be a power of two."""
 
 
 def is_rotary_attention(module: nn.Module) -> bool:
     """Whether a module is attention with rotary positions, as Llama has it."""
     if not has_parts(module, *ATTENTION) or any(hasattr(module, name) for name in OTHERS):
         return False
-    width: Any = module.head_dim
     has_window = getattr(module, "sliding_window", None) is not None
-    return type(module).__name__.endswith("Attention") and width % 32 == 0 and not has_window
+    return (
+        type(module).__name__.endswith("Attention")
+        and module.head_dim in HEAD_WIDTHS
+        and not has_window
+    )
 
 
 def rotary_attention(module: Any) -> Compute:
     """Return the attention with one kernel per rotation, and keys that are not repeated."""
     otherwise = type(module).forward
 
-    def compute(
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        **options: Any,
-    ) -> Any:
-        is_plain = past_key_values is None and has_kernels(hidden_states)
-        has_dropout = module.training and getattr(module, "attention_dropout", 0.0) > 0
-        if position_embeddings is None or not is_plain or has_dropout:
-            given = hidden_states, position_embeddings, attention_mask, past_key_values
-            return otherwise(module, *given, **options)
+    def compute(hidden_states: Tensor, *others: Any, **named: Any) -> Any:
+        angles: Any = named.get("position_embeddings")
+        mask = named.get("attention_mask")
+        if others or not is_covered(module, hidden_states, angles, named.get("past_key_values")):
+            return otherwise(module, hidden_states, *others, **named)
         projections = module.q_proj, module.k_proj, module.v_proj
         q, k, v = (p(hidden_states).unflatten(-1, (-1, module.head_dim)) for p in projections)
         mixed = scaled_dot_product_attention(
-            rotated(q, *position_embeddings).transpose(1, 2),
-            rotated(k, *position_embeddings).transpose(1, 2),
+            rotated(q, *angles).transpose(1, 2),
+            rotated(k, *angles).transpose(1, 2),
             v.transpose(1, 2),
-            attn_mask=attention_mask,
-            is_causal=attention_mask is None and module.is_causal,
+            attn_mask=mask,
+            is_causal=mask is None and module.is_causal,
             scale=module.scaling,
             enable_gqa=module.num_key_value_groups > 1,
         )
         return module.o_proj(mixed.transpose(1, 2).flatten(2)), None
 
     return compute
+
+
+def is_covered(module: Any, hidden_states: Tensor, angles: Any, cache: Any) -> bool:
+    """Whether a call needs neither a cache nor dropout, and turns all of each head."""
+    has_dropout = module.training and getattr(module, "attention_dropout", 0.0) > 0
+    if angles is None or cache is not None or has_dropout or not has_kernels(hidden_states):
+        return False
+    samples, tokens, _ = hidden_states.shape
+    known = [(n, tokens, module.head_dim) for n in (1, samples)]
+    return all(tuple(x.shape) in known for x in angles)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

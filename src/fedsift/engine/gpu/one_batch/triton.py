@@ -84,13 +84,17 @@ def norm_gradient_kernel(
 def cross_entropy_kernel(
     output, labels, gradient, losses, share, rows, classes, ignored, BLOCK: tl.constexpr
 ):
-    """Write one row's loss, and the gradient of its output times ``share`` of its client."""
+    """Write one row's loss, and the gradient of its output times ``share`` of its client.
+
+    They are NaN for a label that is no class.
+    """
     client = tl.program_id(1).to(tl.int64)
     place = client * rows + tl.program_id(0)
     output += place * classes
     gradient += place * classes
     label = tl.load(labels + place)
     is_used = label != ignored
+    is_class = (label >= 0) & (label < classes)
     top = tl.full((BLOCK,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, classes, BLOCK):
@@ -102,10 +106,11 @@ def cross_entropy_kernel(
         top = higher
     highest = tl.max(top, 0)
     total = tl.sum(tl.where(top > -float("inf"), total * tl.exp(top - highest), 0.0), 0)
-    true = tl.load(output + label, mask=is_used, other=0.0).to(tl.float32)
+    true = tl.load(output + label, mask=is_class, other=float("nan")).to(tl.float32)
     loss = tl.where(is_used, tl.log(total) + highest - true, 0.0)
     tl.store(losses + place, loss)
-    scale = tl.where(is_used, tl.load(share + client), 0.0)
+    weight = tl.where(is_class, tl.load(share + client), float("nan"))
+    scale = tl.where(is_used, weight, 0.0)
     for start in range(0, classes, BLOCK):
         column = start + tl.arange(0, BLOCK)
         x = tl.load(output + column, mask=column < classes, other=-float("inf")).to(tl.float32)
