@@ -48,7 +48,7 @@ class ForkedContext(type(SERVER)):
     Forks of the server have the environment of the test that started it.
     """
 
-    def Process(self, *, target, args):  # noqa: N802
+    def Process(self, *, target, args):
         return SERVER.Process(target=_in_environment, args=(dict(os.environ), target, args))
 
 
