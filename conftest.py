@@ -61,6 +61,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_quick(test: str) -> bool:
-    """Whether ``--quick`` runs a test: always the same ones, spread over all rooms."""
+    """Whether ``--quick`` runs a test: always the same ones, spread over all folders."""
     is_chosen = not test.startswith(SLOW) and crc32(test.encode()) % 10 == 0
     return is_chosen or test.startswith(ALWAYS)

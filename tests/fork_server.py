@@ -42,6 +42,22 @@ SERVER.set_forkserver_preload(
 STARTING = Lock()
 
 
+class ForkedContext(type(SERVER)):
+    """A context of multiprocessing whose processes have this process's environment, as if spawned.
+
+    Forks of the server have the environment of the test that started it.
+    """
+
+    def Process(self, *, target, args):
+        return SERVER.Process(target=_in_environment, args=(dict(os.environ), target, args))
+
+
+def _in_environment(environment, target, args):
+    os.environ.clear()
+    os.environ.update(environment)
+    target(*args)
+
+
 class ForkedPython:
     """``python WORDS``, where WORDS are ``-m MODULE …`` or ``SCRIPT …``; like subprocess.Popen.
 

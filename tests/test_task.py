@@ -62,7 +62,7 @@ REFUSED = {
     ),
     "int32 labels": (
         {"clients": [(data()[0], data()[1].int())]},
-        r"the loss fails on client 0, labels .* torch.int32 \(.*y.long\(\)\)",
+        r"the loss fails on client 0, labels .* torch.int32 \(.*y.long\(\).*y.astype\(int\)\)",
     ),
     "int32 labels of the test set": (
         {"test": (data()[0], data()[1].int())},

@@ -10,6 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+from commands import files_under
 
 from fedsift.algorithms import METHODS
 from fedsift.cli import main
@@ -59,10 +60,6 @@ def rows_of(out):
 def line_of(said, algorithm):
     (line,) = [x for x in said.splitlines() if f" {algorithm} " in x]
     return line
-
-
-def files_under(path):
-    return {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
 def no_more_training(*_):

@@ -4,6 +4,7 @@ import json
 import tomllib
 
 import pytest
+from commands import metrics_of, without_seconds
 
 from fedsift.advise.calibration import calibration_task
 from fedsift.cli import main
@@ -76,46 +77,39 @@ RUN = ("--data", "own_parts:load", "--model", "own_parts:mlp", "--local-steps", 
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_parts.py").write_text(MODULE)
-    return tmp_path
+def own_parts(cwd):
+    (cwd / "own_parts.py").write_text(MODULE)
 
 
-def without_seconds(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
-
-
-def test_a_run_on_own_data_is_recorded_resumed_and_reported(here, capsys):
+def test_a_run_on_own_data_is_recorded_resumed_and_reported(cwd, capsys):
     assert main(["run", *RUN, "--rounds", "4", "--seed", "3", "--out", "whole"]) == 0
     assert "own_parts:load" in capsys.readouterr().out
     assert main(["run", *RUN, "--rounds", "2", "--seed", "3", "--out", "half"]) == 0
-    config = here / "half" / "config.toml"
+    config = cwd / "half" / "config.toml"
     recorded = tomllib.loads(config.read_text())
     assert (recorded["dataset"], recorded["partition"]) == ("own_parts:load", "own")
     assert recorded["clients"] == 3
     config.write_text(config.read_text().replace("rounds = 2", "rounds = 4"))
     assert main(["resume", "half"]) == 0
-    assert without_seconds(here / "half") == without_seconds(here / "whole")
+    assert without_seconds(metrics_of(cwd / "half")) == without_seconds(metrics_of(cwd / "whole"))
     assert main(["report", "half", "whole", "-o", "both.html"]) == 0
-    assert "own_parts:load" in (here / "both.html").read_text()
+    assert "own_parts:load" in (cwd / "both.html").read_text()
 
 
-def test_the_function_gets_the_number_of_clients_and_may_return_datasets(here):
+def test_the_function_gets_the_number_of_clients_and_may_return_datasets(cwd):
     words = ["--data", "own_parts:items", "--model", "own_parts:mlp", "--local-steps", "2"]
     assert main(["run", *words, "--clients", "4", "--rounds", "1", "--out", "a"]) == 0
-    summary = json.loads((here / "a" / "summary.json").read_text())
+    summary = json.loads((cwd / "a" / "summary.json").read_text())
     assert (summary["clients"], summary["final_accuracy"]) == (4, None)
 
 
-def test_workers_fetch_the_items_of_datasets_and_may_change(here, capsys):
+def test_workers_fetch_the_items_of_datasets_and_may_change(cwd, capsys):
     words = ["run", "--data", "own_parts:items", "--model", "own_parts:mlp", "--local-steps", "2"]
     words += ["--clients", "2", "--rounds", "2"]
     assert main([*words, "--num-workers", "1", "--out", "a"]) == 0
     assert main([*words, "--out", "b"]) == 0
-    assert without_seconds(here / "a") == without_seconds(here / "b")
-    config = here / "a" / "config.toml"
+    assert without_seconds(metrics_of(cwd / "a")) == without_seconds(metrics_of(cwd / "b"))
+    config = cwd / "a" / "config.toml"
     assert "num_workers = 1\n" in config.read_text()
     changed = config.read_text().replace("num_workers = 1", "num_workers = 0")
     config.write_text(changed.replace("rounds = 2", "rounds = 3"))
@@ -125,18 +119,18 @@ def test_workers_fetch_the_items_of_datasets_and_may_change(here, capsys):
     assert "num-workers must be a whole number of at least 0" in capsys.readouterr().err
 
 
-def test_a_regression_with_a_loss_and_dicts_shows_its_loss(here, capsys):
+def test_a_regression_with_a_loss_and_dicts_shows_its_loss(cwd, capsys):
     words = ["--data", "own_parts:regression", "--model", "own_parts:Line"]
     loss = ["--loss", "torch.nn.functional:mse_loss"]
     assert main(["run", *words, *loss, "--lr", "0.01", "--rounds", "2", "--out", "a"]) == 0
     said = capsys.readouterr()
-    last = without_seconds(here / "a")[-1]["loss"]
+    last = without_seconds(metrics_of(cwd / "a"))[-1]["loss"]
     assert f"final test loss {last:.4g}" in " ".join(said.out.split())
     assert "accuracy" not in said.out
     assert not said.err
 
 
-def test_a_comparison_on_own_data(here, capsys):
+def test_a_comparison_on_own_data(cwd, capsys):
     words = [*RUN, "--rounds", "2", "--algorithms", "fedadam-ssm,fedsgd", "--target", "0.1"]
     assert main(["compare", *words, "--out", "c"]) == 0
     assert main(["compare", *words, "--out", "c"]) == 0  # finds the finished runs
@@ -173,14 +167,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("words", "phrases"), REFUSED.values(), ids=REFUSED)
-def test_bad_input_is_refused_in_one_line_and_nothing_is_written(words, phrases, here, capsys):
+def test_bad_input_is_refused_in_one_line_and_nothing_is_written(words, phrases, cwd, capsys):
     model = [] if "--model" in words else ["--model", "own_parts:mlp"]
-    before = sorted(path.name for path in here.iterdir())
+    before = sorted(path.name for path in cwd.iterdir())
     assert main(["run", *words, *model]) == 2
     said = capsys.readouterr()
     assert said.err.count("\n") == 1, said.err
     assert [phrase for phrase in phrases if phrase not in said.err] == [], said.err
-    after = sorted(path.name for path in here.iterdir())
+    after = sorted(path.name for path in cwd.iterdir())
     assert set(after) - set(before) <= {"__pycache__"}
 
 
@@ -194,6 +188,6 @@ def test_a_run_that_learns_nothing_ends_with_advice(capsys):
     assert not capsys.readouterr().err
 
 
-def test_names_may_be_written_with_underscores(here):
+def test_names_may_be_written_with_underscores(cwd):
     config = RunConfig.from_values({"dataset": "fashion_mnist", "model": "small_cnn"})
     assert (config.dataset, config.model) == ("fashion-mnist", "small-cnn")

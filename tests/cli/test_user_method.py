@@ -135,7 +135,7 @@ def test_a_config_file_names_the_method(capsys):
 def test_help_has_the_settings_of_the_method(capsys):
     assert main(["run", "--algorithm", "my_methods:squeezed", "--help"]) == 0
     words = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
-    assert "--strength FLOAT my_methods:squeezed: Share that is sent, in (0, 1]." in words
+    assert "--strength FLOAT my_methods:squeezed: Share that is sent; in (0, 1]." in words
 
 
 BAD = {

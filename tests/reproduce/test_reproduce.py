@@ -28,7 +28,7 @@ from fedsift.reproduce.traffic import summarize_traffic
 from fedsift.runs import RunFolder
 from fedsift.runs.language import is_language_model
 from fedsift.runs.records import last_round
-from fork_server import SERVER, ForkedPython
+from fork_server import ForkedContext, ForkedPython
 
 TABLE_1, SIFT = Experiment.load("table1"), Experiment.load("sift")
 TASKS = ("cnn-fashion-mnist", "resnet18-svhn", "resnet18-cifar10", "vgg11-cifar10")
@@ -512,7 +512,7 @@ def test_the_same_command_continues_after_a_time_limit(here, monkeypatch, capsys
 @pytest.fixture
 def forked_workers(monkeypatch):
     """Fork the processes of parallel runs from a server that has torch imported."""
-    monkeypatch.setattr("fedsift.reproduce.parallel.get_context", lambda _: SERVER)
+    monkeypatch.setattr("fedsift.reproduce.parallel.get_context", lambda _: ForkedContext())
 
 
 def test_a_killed_process_is_reported_in_one_line(here, monkeypatch, capsys, forked_workers):
