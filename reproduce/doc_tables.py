@@ -57,9 +57,9 @@ def amount(x: float | None, unit: str) -> str:
     """Bytes in a unit; a dash if not all seeds reached the target.
 
     >>> amount(1_223_300.0, "kB"), amount(None, "kB")
-    ('1 223.3', '–')
+    ('1,223.3', '–')
     """
-    return "–" if x is None else f"{x / UNITS[unit]:,.1f}".replace(",", " ")
+    return "–" if x is None else f"{x / UNITS[unit]:,.1f}"
 
 
 def times(x: float | None) -> str:

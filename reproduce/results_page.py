@@ -98,9 +98,9 @@ def number(x: float) -> str:
     """A number with three digits.
 
     >>> number(1.2649), number(25889.0)
-    ('1.26', '25 889')
+    ('1.26', '25,889')
     """
-    return f"{x:,.0f}".replace(",", " ") if x >= 100 else f"{x:#.3g}"
+    return f"{x:,.0f}" if x >= 100 else f"{x:#.3g}"
 
 
 def method_name(row: Row) -> str:
