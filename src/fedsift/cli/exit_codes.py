@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,8 @@ from fedsift.errors import ConfigError, Diverged, OutOfMemory, TooFewClients, Wo
 DISK_ERROR, BAD_INPUT, TRAINING_FAILED = 1, 2, 3
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the signal's number, as in a shell."""
+SECONDS_FOR_FIRST_RANK = 15
+"""How long torchrun's other ranks leave it to the first to report a problem that all have."""
 
 
 @contextmanager
@@ -60,7 +63,9 @@ def report_problem(problem: Exception) -> int:
         message = problem.format_message()
     if code == 0:
         print(message)
-    elif is_first_rank():
+    else:
+        if not is_first_rank():  # torchrun ends all ranks as soon as one has ended
+            time.sleep(SECONDS_FOR_FIRST_RANK)
         print(f"fedsift: {one_line(message)}", file=sys.stderr)
     return code
 
