@@ -5,12 +5,8 @@ import json
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-
-from fedsift.reproduce.language import summarize_language
-from fedsift.reproduce.rows import rows_csv
 
 SCRIPT = Path(__file__).parents[2] / "reproduce" / "llm" / "results.py"
 
@@ -22,22 +18,6 @@ def record(number, perplexity, megabytes, **more):
         "perplexity": perplexity, "uplink_bytes": 1e6 * megabytes,
         "downlink_bytes": 2e6 * megabytes, **more,
     }  # fmt: skip
-
-
-def test_bytes_to_a_perplexity_and_perplexity_within_a_budget():
-    run = SimpleNamespace(
-        task="t", setting="authors", label="sift", target=30.0, config=SimpleNamespace(seed=0)
-    )
-    history = [record(n, p, mb) for n, p, mb in ((1, 40, 0.6), (2, 30, 1.2), (3, 20, 12.0))]
-    line = SimpleNamespace(run=run, history=history, environment={"commit": "c", "device": "d"})
-    (found,) = summarize_language([[line]])
-    assert (found["megabytes"], found["both_ways"], found["rounds"]) == pytest.approx((1.2, 3.6, 2))
-    assert [found[f"perplexity_at_{n}_mb"] for n in (1, 10, 100)] == [40, 30, 20]
-    slow = SimpleNamespace(run=run, history=history[:1], environment={})
-    (both,) = summarize_language([[line, slow]])
-    assert (both["reached"], both["megabytes"]) == (1, None)
-    head, row = csv.reader(rows_csv([both]).splitlines())
-    assert dict(zip(head, row, strict=True))["megabytes"] == ""
 
 
 @pytest.fixture

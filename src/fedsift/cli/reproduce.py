@@ -18,7 +18,6 @@ from fedsift.cli.exit_codes import user_input
 from fedsift.cli.options import DataDir, option, path
 from fedsift.cli.reproduce_tables import (
     is_selected,
-    language_table,
     paper_table,
     rivals_table,
     traffic_table,
@@ -50,9 +49,7 @@ def reproduce(
             "all with data on this machine",
         ),
     ] = None,
-    setting: Annotated[
-        str | None, option("--setting", "iid or noniid; language models have one.", "both")
-    ] = None,
+    setting: Annotated[str | None, option("--setting", "iid or noniid.", "both")] = None,
     methods: Annotated[
         str | None,
         option(
@@ -246,7 +243,7 @@ def print_tables(experiment: Experiment, selection: Selection, file: Path, out: 
     lines = [line for line in lines if is_selected(line, selection, has_all_settings)]
     if not lines:
         raise ValueError(f"no run of {experiment.name} in {out} matches the selection")
-    tables = {"traffic": traffic_table, "language": language_table, "rivals": rivals_table}
+    tables = {"traffic": traffic_table, "rivals": rivals_table}
     make_table = tables.get(experiment.kind, paper_table)
     for (task, setting), group in groupby(lines, lambda line: (line["task"], line["setting"])):
         console.print(make_table(list(group), f"{task}, {setting}"))

@@ -111,22 +111,6 @@ def number_text(x: float | None, missing: str, unit: str = "") -> str:
     return missing if x is None else f"{x:.{2 if x < 1000 else 0}f}{unit}"
 
 
-LANGUAGE = ("method", "MB up", "both", "1 MB", "10 MB", "100 MB", "last")
-
-
-def language_table(lines: Sequence[dict[str, Any]], title: str) -> Table:
-    """Return the traffic to the target, and the perplexity within each budget of uplink."""
-    table = plain_table(f"{title}: MB per client to perplexity {lines[0]['target']:g}")
-    add_columns(table, LANGUAGE)
-    budgets = [key for key in lines[0] if key.startswith("perplexity_at_")]
-    for line in lines:
-        spent = [number_text(line[key], "∞") for key in ("megabytes", "both_ways")]
-        found = [number_text(line[key], "–") for key in (*budgets, "final_perplexity")]
-        table.add_row(line["method"], *spent, *found)
-    table.caption = "1, 10 and 100 MB: the perplexity within this uplink per client"
-    return table
-
-
 RIVALS = ("settings", "MB up", "ratio", "both", "1 Mbit/s", "reached")
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 PINNED = Path(__file__).parent / "pinned"
-EXPERIMENTS = ("table1", *(f"fig{n}" for n in range(1, 9)), "sift", "rivals", "llm")
-"""Command-line names of all experiments. The last three are not from the paper."""
+EXPERIMENTS = ("table1", *(f"fig{n}" for n in range(1, 9)), "sift", "rivals")
+"""Command-line names of all experiments. The last two are not from the paper."""
 
 
 @cache

@@ -136,6 +136,5 @@ def _result_text(run: PlannedRun, folder: RunFolder) -> str:
         return "measured"
     if (folder.path / DIVERGED).exists():
         return "diverged"
-    last = folder.history()[-1]
-    name = "perplexity" if "perplexity" in last else "accuracy"
-    return f"{last['round']} rounds, {name} {last[name]:.4f}, {last['seconds']:.1f} s"
+    last = "{round} rounds, accuracy {accuracy:.4f}, {seconds:.1f} s"
+    return last.format(**folder.history()[-1])

@@ -7,7 +7,6 @@ from itertools import groupby
 from pathlib import Path
 
 from fedsift.reproduce.experiments import Experiment
-from fedsift.reproduce.language import summarize_language
 from fedsift.reproduce.plan import Selection
 from fedsift.reproduce.results import (
     Curve,
@@ -40,11 +39,6 @@ def write_results(
         return
     lines = comparable_lines(experiment, selection, out)
     if not lines:
-        return
-    if experiment.kind == "language":
-        rows = summarize_language(lines)
-        yield write_file(results / f"{experiment.name}.json", rows)
-        yield write_file(results / f"{experiment.name}.csv", rows_csv(rows))
         return
     has_traffic = experiment.kind == "traffic"
     summaries = summarize_traffic(lines) if has_traffic else summarize_lines(lines)
@@ -88,7 +82,7 @@ def draw_figures(
                 path = results / f"{experiment.name}-{comparison.group.name}.png"
                 figures.draw_rivals(experiment, comparison, path)
                 yield path
-    elif experiment.kind not in ("table", "language"):
+    elif experiment.kind != "table":
         lines = comparable_lines(experiment, selection, out)
         draw = figures.draw_settings if experiment.kind == "settings" else figures.draw_curves
         for path, group in _figures(experiment, lines, results):

@@ -64,7 +64,7 @@ def read_lines(experiment: Experiment, selection: Selection, out: Path) -> list[
     lines: dict[Path, list[Outcome]] = {}
     for run in plan(experiment, every_run):
         outcome = read_outcome(run, out)
-        if column(outcome.history, "accuracy") or column(outcome.history, "perplexity"):
+        if column(outcome.history, "accuracy"):
             lines.setdefault(run.path.parent, []).append(outcome)
     return list(lines.values())
 

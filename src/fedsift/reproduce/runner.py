@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from fedsift.data import Dataset, load
-from fedsift.data.authors import is_text, read_authors
 from fedsift.data.folder import find_file
 from fedsift.data.official_sources import SOURCES
 from fedsift.errors import ConfigError, Diverged
@@ -35,10 +34,8 @@ QUICK_TEST = 1000
 
 
 @lru_cache(maxsize=1)
-def cached_dataset(name: str, quick: bool) -> Dataset | None:
-    """Return a data set, and keep it for the next run; None for text, which a model tokenizes."""
-    if is_text(name):
-        return None
+def cached_dataset(name: str, quick: bool) -> Dataset:
+    """Return a data set, and keep it for the next run."""
     dataset = load(name)
     x, y = dataset.test
     return replace(dataset, test=(x[:QUICK_TEST], y[:QUICK_TEST])) if quick else dataset
@@ -68,15 +65,13 @@ def has_data(dataset: str) -> bool:
     >>> has_data("digits")
     True
     """
-    if is_text(dataset):
-        return find_file(dataset) is not None
     return dataset not in SOURCES or all(find_file(file.path) for file in SOURCES[dataset].files)
 
 
 def require_executable(runs: Sequence[PlannedRun]) -> None:
     """Refuse runs without data on this machine, or with a device or precision that it lacks."""
     for dataset in {run.config.dataset for run in runs if not has_data(run.config.dataset)}:
-        read_authors(dataset) if is_text(dataset) else load(dataset)  # raises an error with advice
+        load(dataset)  # raises an error that names the command to get the data
     for run in runs[:1]:
         federation_of(run.config, cached_dataset(run.config.dataset, run.quick))
 
@@ -148,7 +143,6 @@ def execute_run(
     """Execute a run, from its start or from its last checkpoint to its end."""
     if run.measures_updates:
         dataset = cached_dataset(run.config.dataset, run.quick)
-        assert dataset is not None  # no text: its updates are not measured
         measure_updates(run, dataset, out / run.path, on_record)
     else:
         train_run(run, out, on_record, stop_at_target)
