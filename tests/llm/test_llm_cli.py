@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from small_texts import write_play
+from small_texts import write_model, write_play
 
 from fedsift.cli.entry import main
 from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, train_rounds
@@ -14,6 +14,7 @@ QUICK = (
     "--model", "llm:tiny", "--dataset", "shakespeare", "--clients", "3", "--rounds", "2",
     "--local-steps", "2", "--batch-size", "2", "--block-length", "32", "--lora-rank", "4",
 )  # fmt: skip
+TINY = ("--model", "llm:tiny")
 OF_AUTHORS = ("--partition", "documents", "--client-tests")
 
 
@@ -23,6 +24,18 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSIFT_DATA", str(tmp_path))
     write_play(tmp_path / "shakespeare")
     return tmp_path
+
+
+def write_unusable(folder):
+    """Write what cannot be used: an empty text, a model of another kind, damaged files."""
+    transformers = pytest.importorskip("transformers")
+    (folder / "texts").mkdir()
+    (folder / "texts" / "long.txt").write_text("word " * 200)
+    (folder / "texts" / "empty.txt").write_text("")
+    transformers.T5Config().save_pretrained(folder / "t5")
+    write_model(folder / "damaged")
+    (folder / "damaged" / "model.safetensors").write_bytes(b"not a tensor")
+    (folder / "damaged.gguf").write_bytes(b"GGUF" + bytes(20))
 
 
 def metrics_of(folder):
@@ -106,11 +119,29 @@ REFUSED = {
     "no such model": ([*QUICK, "--model", "llm:none"], "no language model 'none'"),
     "no texts": (["--dataset", "sotu"], "there are no texts in"),
     "client tests of mixed text": ([*QUICK, "--client-tests"], "--partition documents"),
+    "a block longer than the model reads": (
+        [*QUICK, "--block-length", "600", "--clients", "1"],
+        "at most 512, the positions of",
+    ),
+    "a block longer than all texts": (
+        [*QUICK, "--block-length", "100000"],
+        "no text has more than 200000 tokens",
+    ),
+    "a folder without text files": ([*TINY, "--dataset", "folder:none"], "no texts in none"),
+    "an empty text": (
+        [*TINY, "--dataset", "folder:texts", *OF_AUTHORS, "--clients", "2"],
+        "'empty' has 0 blocks",
+    ),
+    "a model that is no causal one": ([*QUICK, "--model", "llm:t5"], "cannot load the language"),
+    "a damaged model": ([*QUICK, "--model", "llm:damaged"], "cannot load the language model"),
+    "a damaged GGUF file": ([*QUICK, "--model", "llm:damaged.gguf"], "cannot load the language"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_wrong_input_is_refused_in_one_line(case, capsys):
+def test_wrong_input_is_refused_in_one_line(case, here, capsys):
+    write_unusable(here)
+    capsys.readouterr()
     words, reason = REFUSED[case]
     assert main(["run", *words, "--out", "out"]) == 2
     said = capsys.readouterr().err.strip()

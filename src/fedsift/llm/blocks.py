@@ -69,6 +69,11 @@ class TokenStreams:
         if clients is None:
             least = (2 + validation) * block_length
             chosen = [(name, x) for name, x in chosen if len(x) > least]
+        if not chosen and clients is None:
+            raise ConfigError(
+                f"no text has more than {least} tokens: choose a smaller block-length than "
+                f"{block_length}"
+            )
         if clients is not None and not 1 <= clients <= len(self.names):
             raise ConfigError(
                 f"clients must be between 1 and {len(self.names)}, the number of authors, "

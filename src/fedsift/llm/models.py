@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -53,6 +54,12 @@ class CausalLM(nn.Module):
     def has_adapters(self) -> bool:
         """Whether only adapters are trained."""
         return hasattr(self.model, "peft_config")
+
+    @property
+    def max_positions(self) -> int | None:
+        """The length of the longest text that the model can read; None if it is not known."""
+        config: Any = self.model.config
+        return getattr(config, "max_position_embeddings", None)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map token ids ``(samples, positions)`` to logits ``(samples, positions, vocabulary)``."""
@@ -207,7 +214,7 @@ def load_quietly(auto: Any, source: Mapping[str, Any], **given: Any) -> Any:
     try:
         with redirect_stderr(StringIO()):
             return auto.from_pretrained(**source, **given)
-    except (OSError, ValueError, ImportError) as problem:
+    except (OSError, ValueError, ImportError, SafetensorError) as problem:
         name = source["pretrained_model_name_or_path"]
         reason = next(iter(str(problem).strip().splitlines()), "")
         raise ConfigError(f"cannot load the language model {name!r}: {reason}") from None

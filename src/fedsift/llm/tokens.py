@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsift.data.text import ALPHABET, encode_characters
+from fedsift.data.text import encode_characters
 from fedsift.errors import require_packages
 from fedsift.llm.models import TINY, load_quietly, model_source
 
@@ -17,18 +17,13 @@ Tokens = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """How texts become tokens.
-
-    ``end`` is the token between two texts; None if there is none. ``size`` is the number of tokens
-    in the vocabulary.
-    """
+    """How texts become tokens. ``end`` is the token between two texts; None if there is none."""
 
     encode: Callable[[str], Tokens]
-    size: int
     end: int | None = None
 
 
-CHARACTERS = Tokenizer(encode_characters, len(ALPHABET))
+CHARACTERS = Tokenizer(encode_characters)
 """Printable ASCII characters and the line feed; others become question marks."""
 
 
@@ -49,4 +44,4 @@ def load_tokenizer(name: str = TINY) -> Tokenizer:
         ids = found(text, add_special_tokens=False, verbose=False)["input_ids"]
         return np.asarray(ids, np.int64)
 
-    return Tokenizer(encode, len(found), found.eos_token_id)
+    return Tokenizer(encode, found.eos_token_id)

@@ -80,10 +80,17 @@ def language_model(config: RunConfig) -> CausalLM:
     On a GPU with ``precision = "bf16"``, frozen parameters are stored in bfloat16.
     """
     is_half = config.precision == "bf16" and config.torch_device() == "cuda"
-    return load_model(
+    model = load_model(
         model_name(config),
         lora_of(config),
         torch.bfloat16 if is_half else torch.float32,
         config.gradient_checkpointing,
         config.seed,
     )
+    longest = model.max_positions
+    if is_text(config.dataset) and longest is not None and config.block_length > longest:
+        raise ConfigError(
+            f"block-length must be at most {longest}, the positions of {config.model}, "
+            f"got {config.block_length}"
+        )
+    return model
