@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,17 @@ EVERY = 4
 """Rounds between evaluations."""
 VALIDATION_BLOCKS = 8
 """Blocks per client on which learning rates are chosen."""
-GRID = (0.1, 0.3, 1.0, 3.0)
-"""Multiples of a method's base learning rate."""
+GRID = (1.0, 0.3, 3.0, 0.1)
+"""Multiples of a method's base learning rate, in the order in which they are run."""
+SEEDS = (0, 1, 2)
+"""Seed 0 has the whole grid, the others the learning rate that it chose on validation data."""
 ADAM, SGD, SLOPES = 1e-3, 0.1, 3e-5
 """The base learning rates of local Adam, local SGD and steps along random directions."""
 EPS = 1e-12
 """ε inside Adam's root: 1e-6 outside, as in PyTorch."""
+
+Best = Mapping[tuple[str, str], tuple[float, str]]
+"""The learning rate and ε that were chosen for a task and a method."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ LINES: dict[str, Line] = {
     "decomfl": Line(algorithms.decomfl, SLOPES, {"perturbations": 2}, rounds=200),
 }
 """The methods by name; a number after the name is the density in percent, up or down."""
+FIRST = ("fedavg-adam", "sift", "fedadam-ssm", "fedadam")
+"""The methods that are run first."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +95,26 @@ class Run:
         return self.line.make(**settings, **({"eps": self.eps} if self.has_eps else {}))
 
 
-def runs_of(
-    tasks: tuple[str, ...], names: tuple[str, ...], grid: tuple[float, ...],
-    eps: tuple[float, ...], seeds: tuple[int, ...],
-) -> Iterator[Run]:  # fmt: skip
-    """Yield the selected runs; the slowest lines come last."""
-    for name in sorted(names, key=lambda name: LINES[name].rounds):
-        for task in tasks:
-            for multiple in grid:
-                lr = float(f"{multiple * LINES[name].base:.6g}")
-                for value in eps if LINES[name].base == ADAM else eps[:1]:
-                    yield from (Run(task, name, lr, value, seed) for seed in seeds)
+def grid_runs(
+    tasks: Sequence[str], names: Sequence[str], grid: Sequence[float], eps: Sequence[float]
+) -> Iterator[Run]:
+    """Yield the runs of seed 0 by priority: first FIRST on every task, last the longest lines."""
+    chosen = [(name, task) for name in names for task in tasks]
+    for name, task in sorted(chosen, key=lambda line: priority(*line)):
+        for multiple in grid:
+            lr = float(f"{multiple * LINES[name].base:.6g}")
+            for value in eps if LINES[name].base == ADAM else eps[:1]:
+                yield Run(task, name, lr, value, seed=0)
+
+
+def priority(name: str, task: str) -> tuple[object, ...]:
+    """Return what orders a method on a task among all others."""
+    order = list(dict.fromkeys([*FIRST, *LINES]))
+    return LINES[name].rounds, name not in FIRST, TASKS.index(task), order.index(name)
+
+
+def repeated(runs: Iterable[Run], best: Best, seeds: Sequence[int]) -> Iterator[Run]:
+    """Yield the further seeds of those runs whose settings were chosen."""
+    for run in runs:
+        if best.get((run.task, run.name)) == (run.lr, f"{run.eps:g}" if run.has_eps else ""):
+            yield from (replace(run, seed=seed) for seed in seeds if seed != run.seed)

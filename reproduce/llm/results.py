@@ -213,6 +213,7 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 
 def draw(path: Path, task: str, runs: Sequence[Found]) -> None:
     """Draw the test loss against the bytes up, and against those of both ways."""
+    import matplotlib
     from matplotlib import pyplot as plt
 
     if not runs:
@@ -231,6 +232,7 @@ def draw(path: Path, task: str, runs: Sequence[Found]) -> None:
     axes[0].set_ylabel("test loss")
     axes[1].legend(fontsize="small", ncols=2)
     figure.suptitle(f"SmolLM2-135M with LoRA on {task}, 20 clients")
+    matplotlib.rcParams["svg.hashsalt"] = "fedsift"  # the same file from the same runs
     for suffix in ("png", "svg"):
         file = path.with_suffix(f".{suffix}")
         figure.savefig(file, dpi=130, metadata={"Date": None} if suffix == "svg" else None)

@@ -1,11 +1,12 @@
 r"""Run the comparison of methods for federated LoRA fine-tuning, in pieces.
 
-    python reproduce/llm/run.py --model smollm2-135m --tokens tokens --out runs/llm \
-        --tasks sotu --methods sift,fedadam-ssm --jobs 3 --minutes 9
+    python reproduce/llm/run.py --tokens tokens --out runs/llm --jobs 3 --minutes 9
 
-Every run is a folder, and an interrupted one is continued by the same command. Runs stop after
-``--minutes``. Of a finished run only its small files are kept; ``--copy`` copies those of all runs
-to another folder. A GGUF file is converted once, next to the runs.
+The most important runs come first: ``--list`` shows them all. When the grid of learning rates is
+finished for a method, the chosen one is repeated with the other seeds. Every run is a folder, and
+the same command continues interrupted ones. Runs stop after ``--minutes``. Of a finished run only
+its small files are kept; ``--copy`` copies those of all runs to another folder. A GGUF file is
+converted once, next to the runs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache, partial
 from multiprocessing import get_context
@@ -34,11 +35,14 @@ from plan import (
     GRID,
     LINES,
     RANK,
+    SEEDS,
     TASKS,
     VALIDATION_BLOCKS,
     Run,
-    runs_of,
+    grid_runs,
+    repeated,
 )
+from results import chosen, read_runs
 from torch import nn
 
 import fedsift
@@ -61,16 +65,34 @@ DIVERGED = "diverged.txt"
 def main() -> None:
     """Execute the selected runs."""
     given = arguments()
-    runs = list(runs_of(given.tasks, given.methods, given.grid, given.eps, given.seeds))
-    waiting = [run for run in runs if not is_finished(given.out / run.path)]
-    print(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished", flush=True)
+    grid = list(grid_runs(given.tasks, given.methods, given.grid, given.eps))
+    if given.list:
+        for run in grid:
+            print(f"{'finished' if is_finished(given.out / run.path) else 'open':8}  {run.path}")
+        return
     given.model = converted(given.model, given.out)
     given.deadline = time.time() + 60 * given.minutes
     with ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
-        for ended in as_completed([pool.submit(execute, run, given) for run in waiting]):
-            print(ended.result(), flush=True)
+        execute_all(grid, given, pool)
+        execute_all(repetitions(grid, given), given, pool)
     if given.copy:
         copy_small_files(given.out, given.copy)
+
+
+def execute_all(runs: Sequence[Run], given: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
+    """Execute the runs that are not finished, until the time is over."""
+    waiting = [run for run in runs if not is_finished(given.out / run.path)]
+    print(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished", flush=True)
+    for ended in as_completed([pool.submit(execute, run, given) for run in waiting]):
+        print(ended.result(), flush=True)
+
+
+def repetitions(grid: Sequence[Run], given: argparse.Namespace) -> list[Run]:
+    """Return the further seeds of the methods whose grid is finished on a task."""
+    is_open = {(r.task, r.name) for r in grid if not is_finished(given.out / r.path)}
+    best = chosen(read_runs(given.out))
+    finished = [run for run in grid if (run.task, run.name) not in is_open]
+    return list(repeated(finished, best, given.seeds))
 
 
 def arguments() -> argparse.Namespace:
@@ -78,15 +100,16 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--model", default="smollm2-135m", help="as in --model llm:NAME")
     parser.add_argument("--tokens", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("runs/llm"))
     parser.add_argument("--copy", type=Path)
+    parser.add_argument("--list", action="store_true", help="show the grid and execute nothing")
     parser.add_argument("--tasks", type=names_in(TASKS), default=TASKS)
     parser.add_argument("--methods", type=names_in(LINES), default=tuple(LINES))
     parser.add_argument("--grid", type=numbers(float), default=GRID, help="multiples of the base")
     parser.add_argument("--eps", type=numbers(float), default=(EPS,))
-    parser.add_argument("--seeds", type=numbers(int), default=(0,))
+    parser.add_argument("--seeds", type=numbers(int), default=SEEDS)
     parser.add_argument("--rounds", type=int, help="in place of each line's own")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--minutes", type=float, default=9.0)

@@ -1,14 +1,18 @@
-"""The results of language models, computed from histories that are written by hand."""
+"""The plan and the results of the comparison on language models."""
 
 import csv
 import json
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
+import tarfile
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "reproduce" / "llm" / "results.py"
+from fedsift.algorithms.registry import METHODS
+
+SCRIPTS = Path(__file__).parents[2] / "reproduce" / "llm"
 
 
 def record(number, perplexity, megabytes, **more):
@@ -21,13 +25,24 @@ def record(number, perplexity, megabytes, **more):
 
 
 @pytest.fixture
-def script():
-    """The script, as a module."""
-    spec = spec_from_file_location("llm_results", SCRIPT)
-    module = module_from_spec(spec)
-    sys.modules["llm_results"] = module
-    yield spec.loader.exec_module(module) or module
-    del sys.modules["llm_results"]
+def scripts(monkeypatch):
+    """The scripts as modules, which are forgotten after the test, and with them their method."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    names = ("methods", "plan", "results")
+    yield SimpleNamespace(**{name: import_module(name) for name in names})
+    for name in names:
+        del sys.modules[name]
+    METHODS.pop("fedavg-adam")
+
+
+@pytest.fixture
+def results(scripts):
+    return scripts.results
+
+
+@pytest.fixture
+def plan(scripts):
+    return scripts.plan
 
 
 def write_run(folder, validation, losses):
@@ -42,14 +57,14 @@ def write_run(folder, validation, losses):
     (folder / "summary.json").write_text('{"environment": {"commit": "abc"}}')
 
 
-def test_settings_are_chosen_on_the_validation_data_alone(script, tmp_path):
+def test_settings_are_chosen_on_the_validation_data_alone(results, tmp_path):
     runs = tmp_path / "runs" / "sotu"
     write_run(runs / "fedavg-adam" / "lr-0.001-eps-1e-12" / "seed-0", 3.0, [3.6, 3.4])
     write_run(runs / "sift" / "lr-0.003-eps-1e-12" / "seed-0", 3.2, [3.1, 3.0])  # best on the test
     write_run(runs / "sift" / "lr-0.001-eps-1e-12" / "seed-0", 2.9, [3.5, 3.4])
     write_run(runs / "sift" / "lr-0.001-eps-1e-12" / "seed-1", 2.9, [3.4, 3.3])
     (tmp_path / "results").mkdir()
-    script.main(str(tmp_path / "runs"), str(tmp_path / "results"))
+    results.main(str(tmp_path / "runs"), str(tmp_path / "results"))
     with (tmp_path / "results" / "llm-comparison.csv").open() as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
     assert (rows["sift"]["lr"], rows["sift"]["eps"], rows["sift"]["seeds"]) == (
@@ -62,3 +77,33 @@ def test_settings_are_chosen_on_the_validation_data_alone(script, tmp_path):
     assert float(rows["sift"]["mb_both_to_target"]) == 4.5
     assert float(rows["sift"]["loss_at_1_mb_up"]) == pytest.approx(3.45)
     assert (tmp_path / "results" / "llm-sotu.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_committed_results_are_made_of_the_committed_runs(results, tmp_path):
+    with tarfile.open(SCRIPTS / "runs.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    found = list(results.read_runs(tmp_path / "runs"))
+    best = results.chosen(found)
+    results.write(tmp_path / "tuning.csv", results.tuning_rows(found, best))
+    final = [run for run in found if best.get(run.key) == run.settings]
+    results.write(tmp_path / "curves.csv", results.curve_rows(final))
+    results.write(tmp_path / "comparison.csv", results.result_rows(final))
+    for name in ("tuning", "curves", "comparison"):
+        committed = SCRIPTS / "results" / f"llm-{name}.csv"
+        assert (tmp_path / f"{name}.csv").read_text() == committed.read_text()
+
+
+def test_the_main_methods_are_run_first_and_the_longest_last(plan):
+    runs = list(plan.grid_runs(plan.TASKS, tuple(plan.LINES), plan.GRID, (plan.EPS,)))
+    assert len(runs) == len({run.path for run in runs}) == len(plan.LINES) * 2 * 4
+    lines = list(dict.fromkeys((run.name, run.task) for run in runs))
+    assert lines[:8] == [(name, task) for task in plan.TASKS for name in plan.FIRST]
+    assert {name for name, _ in lines[-2:]} == {"decomfl"}
+    assert [run.lr for run in runs[:4]] == [0.001, 0.0003, 0.003, 0.0001]
+
+
+def test_only_the_chosen_settings_are_repeated_with_other_seeds(plan):
+    runs = list(plan.grid_runs(("sotu",), ("sift", "fedavg-sgd"), plan.GRID, (plan.EPS,)))
+    best = {("sotu", "sift"): (0.0003, "1e-12"), ("sotu", "fedavg-sgd"): (0.3, "")}
+    found = [(run.name, run.lr, run.seed) for run in plan.repeated(runs, best, plan.SEEDS)]
+    assert found == [(*line, n) for line in (("sift", 3e-4), ("fedavg-sgd", 0.3)) for n in (1, 2)]
