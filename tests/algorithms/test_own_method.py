@@ -1,12 +1,13 @@
 """Mistakes in a custom method give errors that name them."""
 
 import re
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 from torch.nn.functional import mse_loss
 
 import fedsift
+import guide
 from fedsift import algorithms
 from fedsift.algorithms import METHODS, Algorithm, Phase, method
 from fedsift.algorithms.method import always
@@ -22,11 +23,13 @@ def _forget():
     METHODS.update(before)
 
 
-def train(send, **memories):
+def train(send, phase=None, **given):
+    """Train with a method whose step does nothing; ``phase`` has other functions."""
+
     @method("slip")
     def slip() -> Algorithm:
-        phase = Phase(1, lambda x, gradient, context: x, send, paper_bits=lambda d: 32.0 * d)
-        return Algorithm(always(phase), **memories)
+        correct = Phase(1, lambda x, gradient, context: x, send, paper_bits=lambda d: 32 * d)
+        return Algorithm(always(replace(correct, **(phase or {}))), **given)
 
     problem = ridge(0)
     return fedsift.simulate(
@@ -61,6 +64,97 @@ def test_a_declared_memory_must_be_kept():
         train(lambda context, update, memory: (parts_of(update), {}), client_memory=("rest",))
 
 
+def send_all(context, update, memory):
+    return parts_of(update), memory
+
+
+PHASES = {
+    "no steps": ({"local_steps": 0}, "local_steps must be a whole number of at least 1, or a func"),
+    "half a step": ({"local_steps": 0.5}, "local_steps must be a whole number"),
+    "a number as a function": (
+        {"paper_bits": 32},
+        r"paper_bits must be a function of \(d\), got 32",
+    ),
+    "too few parameters": (
+        {"broadcast": lambda mean, memory: None},
+        r"broadcast must take \(context, mean, memory\), but it takes \(mean, memory\)",
+    ),
+    "a vector without clients": (
+        {"broadcast": lambda context, mean, memory: (dense({"w": mean.w}), memory)},
+        r"w must have the shape \(clients, d\), got \(12,\): on the server, pass x\[None\]",
+    ),
+    "a step to a tensor": (
+        {"step": lambda x, gradient, context: x.w},
+        r"step must return a state with the vectors w, m, v, such as .*, got a Tensor",
+    ),
+    "a tensor as the state": (
+        {"apply": lambda context, state, received: state.w},
+        "apply must return a state with the vectors w, m, v, such as",
+    ),
+    "points without clients": (
+        {"points": lambda x, context: x.w},
+        r"points must yield weights of the shape \(1, 12\), got \(12,\)",
+    ),
+    "no points": ({"points": lambda x, context: []}, "points must yield at least one"),
+    "a payload of no length": (
+        {"send": lambda context, update, memory: (dense({"p": update.delta_w[:, :2]}), memory)},
+        "p has 2 coordinates, but its length is 12, which the method declares in lengths",
+    ),
+}
+
+
+@pytest.mark.parametrize(("phase", "said"), PHASES.values(), ids=PHASES)
+def test_a_mistake_in_a_phase_is_named(phase, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        train(send_all, phase)
+
+
+DECLARED = {
+    "a name as a tuple": ({"client_memory": "rest"}, r'must be a tuple of names, such as \("resid'),
+    "a start of nothing": ({"server_start": {"v": 1.0}}, "server_start names 'v', but the method"),
+    "a length of nothing": (
+        {"lengths": {"rest": 1}},
+        "lengths names 'rest', but the method declares",
+    ),
+    "an unknown vector": ({"state": ("w", "h")}, "must be w and some of m, v, c, in this order"),
+    "no weights": ({"state": ("m",)}, "must be w and some of m, v, c, in this order"),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), DECLARED.values(), ids=DECLARED)
+def test_a_mistake_in_what_is_declared_is_named(given, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        train(send_all, **given)
+
+
+def test_a_phase_in_place_of_a_function_of_the_round_is_refused():
+    phase = algorithms.fedsgd().phase(1)
+    with pytest.raises(TypeError, match=r"must be a function of the round: use always\(phase\)"):
+        Algorithm(phase)
+
+
+@pytest.mark.parametrize("memory", ["client_memory", "server_memory"])
+def test_a_memory_keeps_its_shape(memory):
+    def send(context, update, memory):
+        return parts_of(update), dict.fromkeys(memory, update.delta_w[0])
+
+    def broadcast(context, mean, memory):
+        return parts_of_mean(mean), dict.fromkeys(memory, mean.w)
+
+    def parts_of_mean(mean):
+        return dense({"w": mean.w[None]})
+
+    who = "send" if memory == "client_memory" else "broadcast"
+    said = rf"{who} returned the memory h with the shape \(12,\); it must keep its shape \(1, 12\)"
+    with pytest.raises(ValueError, match=said):
+        train(send, {"broadcast": broadcast}, **{memory: ("h",)})
+
+
+def test_epochs_are_checked():
+    with pytest.raises(ValueError, match="epochs must be a whole number of at least 1, got 0"):
+        algorithms.Epochs(0)
+
+
 def test_a_method_must_return_an_algorithm():
     @method("forgetful")
     def forgetful():
@@ -77,11 +171,16 @@ def test_a_built_in_method_keeps_its_name():
 
 
 def test_the_guide_starts_with_fifteen_lines_and_imports_from_one_place():
-    page = Path(__file__).parents[2] / "docs" / "how-to" / "own-method.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    blocks = guide.blocks()
     assert len([line for line in blocks[0].splitlines() if line]) <= 15
     modules = set(re.findall(r"^from (fedsift[\w.]*)", "".join(blocks), re.MULTILINE))
     assert modules == {"fedsift", "fedsift.algorithms"}
+
+
+def test_the_guide_compresses_fedprox_in_three_lines():
+    (block,) = (block for block in guide.blocks() if "compressed(fedprox(mu=0.1, l" in block[:120])
+    assert "density=0.01, bits=4" in block
+    assert len([line for line in block.splitlines() if line]) == 3
 
 
 def test_a_custom_method_may_be_redefined():

@@ -21,6 +21,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedsift.algorithms.checks import checked_message
 from fedsift.algorithms.method import (
     Algorithm,
     Context,
@@ -29,7 +30,6 @@ from fedsift.algorithms.method import (
     Phase,
     Q,
     as_sent,
-    checked_message,
 )
 from fedsift.codec.update import PAYLOADS, Parts, dense
 from fedsift.vector import Layout, State
@@ -86,6 +86,9 @@ def with_averaging(phase: Phase, layout: Layout) -> Phase:
     assert layout.buffers is not None
     extra_bits = Q * layout.buffers.d
 
+    def local_start(state: State, memory: Memory) -> State:
+        return joined(phase.local_start(without_buffers(state), memory), state.b)
+
     def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
         start, end = update.start, update.end
         inner = LocalUpdate(without_buffers(start), without_buffers(end))
@@ -112,6 +115,7 @@ def with_averaging(phase: Phase, layout: Layout) -> Phase:
 
     return replace(
         phase,
+        local_start=local_start,
         send=send,
         receive=phase.receive if phase.receive is as_sent else receive,
         broadcast=broadcast,

@@ -20,6 +20,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from fedsift.algorithms.checks import checked_message
 from fedsift.algorithms.compression import (
     EXACT,
     DownDensity,
@@ -28,18 +29,8 @@ from fedsift.algorithms.compression import (
     residual_name,
     value_bits,
 )
-from fedsift.algorithms.method import (
-    Algorithm,
-    Context,
-    LocalUpdate,
-    Memory,
-    Phase,
-    Q,
-    checked_message,
-    example_message,
-    smallest_layout,
-    zero_memory,
-)
+from fedsift.algorithms.example_message import SMALLEST, small_context, smallest_message
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory, Phase, Q
 from fedsift.algorithms.registry import wrapper
 from fedsift.algorithms.settings import Density, Range, ResidualDecay, Setting
 from fedsift.codec.update import (
@@ -54,7 +45,7 @@ from fedsift.codec.update import (
 from fedsift.codec.values import lossless
 from fedsift.errors import ConfigError
 from fedsift.selection.masks import num_kept
-from fedsift.vector import Layout, State
+from fedsift.vector import State
 
 Bits = Annotated[
     int,
@@ -127,13 +118,14 @@ def compressed(
 def compressible_roles(algorithm: Algorithm) -> tuple[Role, ...]:
     """Return the vectors that a method's clients send; refuse a method that cannot be compressed.
 
-    The method sends zeros for a model with two parameters, which shows the form of its messages.
+    What it sends for a model with two parameters shows the form of its messages.
     """
     if "residual" in (*algorithm.client_memory, *algorithm.server_memory):
         raise not_compressible(algorithm.name, "it compresses its updates itself")
-    vectors, _ = dense_vectors(algorithm.name, example_message(algorithm))
+    parts = smallest_message(algorithm)
+    vectors, _ = dense_vectors(algorithm.name, parts)
     roles = tuple(role for role in ROLES if role in vectors)
-    require_same_roles_down(algorithm, smallest_layout(algorithm), roles)
+    require_same_roles_down(algorithm, parts, roles)
     return roles
 
 
@@ -152,12 +144,13 @@ def dense_vectors(name: str, parts: Parts) -> tuple[dict[Role, Tensor], Parts]:
     return vectors, payloads_of(parts)
 
 
-def require_same_roles_down(algorithm: Algorithm, layout: Layout, roles: Sequence[Role]) -> None:
-    """Refuse a method whose server sends vectors that its clients do not."""
-    zeros = algorithm.zero_update(layout, torch.zeros(2))
-    mean = zeros.replace(**{role: torch.ones_like(zeros[role]) for role in roles})
-    memory = zero_memory(algorithm.server_memory, layout, zeros.w)
-    parts, _ = algorithm.phase(1).broadcast(Context(layout, 1, 0, ()), mean, memory)
+def require_same_roles_down(algorithm: Algorithm, up: Parts, roles: Sequence[Role]) -> None:
+    """Refuse a method whose server sends vectors that its clients, who send ``up``, do not."""
+    context = small_context(algorithm, SMALLEST)
+    mean = algorithm.zero_update(context.layout, context.state.w)
+    accumulate(mean, up)
+    memory = algorithm.initial_server_memory(context.layout, context.state.w)
+    parts, _ = algorithm.phase(1).broadcast(context, mean, memory)
     total = summed(parts, mean)
     for role in total.names:
         if role not in roles and bool(total[role].any()):

@@ -5,18 +5,24 @@ A method is a set of pure functions on stacked tensors ``(clients, d)``.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedsift.algorithms.checks import (
+    check_declared,
+    check_function,
+    check_memory_names,
+    check_state,
+    check_steps,
+    names_with_lengths,
+)
 from fedsift.algorithms.settings import GivenSetting
 from fedsift.algorithms.step_context import StepContext
-from fedsift.codec.update import PAYLOADS, ROLES, Part, Parts, Role, by_role, dense, sparse
+from fedsift.codec.update import PAYLOADS, ROLES, Parts, Role, by_role, dense, sparse
 from fedsift.schedules import describe
 from fedsift.selection.difference import Difference
 from fedsift.task import NumSteps, Task, Weights, check_weights
@@ -186,13 +192,17 @@ def global_weights(state: State, memory: Memory) -> Tensor:
     return state.w
 
 
-SIGNATURES = {
+PARAMETERS = {
     "step": "x, gradient, context",
+    "send": "context, update, memory",
+    "paper_bits": "d",
+    "local_start": "state, memory",
+    "broadcast": "context, mean, memory",
+    "apply": "context, state, received",
     "points": "x, context",
     "receive": "context, state, parts",
-    "apply": "context, state, received",
 }
-"""The parameters of those functions of a phase whose parameters have changed since version 0.1."""
+"""The parameters of the functions of a phase."""
 
 
 @dataclass(frozen=True)
@@ -233,26 +243,10 @@ class Phase:
     largest: int = 0
 
     def __post_init__(self) -> None:
-        for name, parameters in SIGNATURES.items():
+        check_steps(self.local_steps)
+        for name, parameters in PARAMETERS.items():
             if (function := getattr(self, name)) is not None:
-                check_signature(name, function, parameters)
-
-
-def check_signature(name: str, function: Callable[..., Any], parameters: str) -> None:
-    """Raise TypeError unless a function takes the given parameters.
-
-    >>> check_signature("step", lambda x, gradient: x, "x, gradient, context")
-    Traceback (most recent call last):
-    ...
-    TypeError: a method's step must take (x, gradient, context), but it takes (x, gradient)
-    """
-    signature = inspect.signature(function)
-    try:
-        signature.bind(*parameters.split(", "))
-    except TypeError:
-        raise TypeError(
-            f"a method's {name} must take ({parameters}), but it takes {signature}"
-        ) from None
+                check_function(name, function, parameters)
 
 
 Length = int | Callable[[Layout], int]
@@ -288,13 +282,15 @@ class Algorithm:
     settings: Mapping[str, GivenSetting] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not callable(self.phase):
+            raise TypeError("a method's phase must be a function of the round: use always(phase)")
         check_weights(self.weights)
-        known = [role for role in ROLES if role in self.state]
-        if list(self.state) != known or "w" not in known:
-            names = ", ".join(ROLES)
-            raise ValueError(
-                f"a method's state must be w and some of {names}, in this order, got {self.state}"
-            )
+        check_state(self.state)
+        check_memory_names("client_memory", self.client_memory)
+        check_memory_names("server_memory", self.server_memory)
+        check_declared("server_start", self.server_start, self.server_memory)
+        declared = names_with_lengths(self.state, self.client_memory, self.server_memory)
+        check_declared("lengths", self.lengths, declared)
 
     def __repr__(self) -> str:
         shown = {k: describe(x) if callable(x) else repr(x) for k, x in self.settings.items()}
@@ -335,57 +331,6 @@ def always(phase: Phase) -> Callable[[int], Phase]:
     return lambda round: phase
 
 
-def checked_message(returned: Any, memory: Memory, function: str) -> tuple[Parts, Memory]:
-    """Return what ``send`` or ``broadcast`` returned, after checking its form.
-
-    >>> from torch import zeros
-    >>> checked_message(((), {}), {"residual": zeros(1, 2)}, "send")
-    Traceback (most recent call last):
-    ...
-    ValueError: send returned memory named nothing; the method declares residual
-    """
-    if not (
-        isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)
-    ):
-        raise TypeError(f"{function} must return the parts of a message and a memory (or {{}})")
-    parts, new_memory = returned
-    if not (isinstance(parts, tuple) and all(isinstance(part, Part) for part in parts)):
-        raise TypeError(f"{function} must return parts of a message made by sparse() or dense()")
-    if set(new_memory) != set(memory):
-        got, declared = (", ".join(sorted(x)) or "nothing" for x in (new_memory, memory))
-        raise ValueError(f"{function} returned memory named {got}; the method declares {declared}")
-    return parts, new_memory
-
-
 def zero_memory(names: tuple[str, ...], layout: Layout, like: Tensor) -> dict[str, Tensor]:
     """Return the memory before the first round, one row for each name."""
     return {name: like.new_zeros(1, layout.length(name)) for name in names}
-
-
-def smallest_layout(algorithm: Algorithm) -> Layout:
-    """Return the layout of a model with two parameters, which shows the form of messages."""
-    return algorithm.layout_for(Layout(("w",), ((2,),), torch.float32))
-
-
-def example_message(algorithm: Algorithm) -> Parts:
-    """Return what a client sends in round 1 if nothing changed, for a model with two parameters.
-
-    It is empty for methods that send more than differences, and so need a real model.
-
-    >>> from fedsift.algorithms import fedadam
-    >>> [tuple(part.values) for part in example_message(fedadam())]
-    [('w', 'm', 'v')]
-    """
-    layout = smallest_layout(algorithm)
-    start = algorithm.initial_state(layout, torch.zeros(2))
-    state, memory = (
-        start.map(lambda x: x[None]),
-        zero_memory(algorithm.client_memory, layout, start.w),
-    )
-    try:
-        parts, _ = algorithm.phase(1).send(
-            Context(layout, 1, 0, (0,)), LocalUpdate(state, state), memory
-        )
-    except ValueError:
-        return ()
-    return parts

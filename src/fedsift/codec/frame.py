@@ -186,8 +186,10 @@ def _part_fields(
     if is_payload(roles) and (part.indices is not None or len(roles) > 1):
         raise ValueError("a payload must be dense and on its own: pass it to dense()")
     k = layout.length(roles[0]) if part.indices is None else part.indices.shape[-1]
-    if any(coded.quantized.codes.shape[-1] != k for coded in part.values.values()):
-        raise ValueError(f"a part without indices must have all {k} coordinates")
+    for role, coded in part.values.items():
+        if (n := coded.quantized.codes.shape[-1]) != k:
+            declare = ", which the method declares in lengths" if is_payload(roles) else ""
+            raise ValueError(f"{role} has {n} coordinates, but its length is {k}{declare}")
     return roles, k, tuple(coded.coder for coded in part.values.values())
 
 

@@ -148,6 +148,8 @@ def dense(
     >>> dense({"w": torch.ones(1, 3)})[0].values["w"].restore().tolist()
     [[1.0, 1.0, 1.0]]
     """
+    for role, x in values.items():
+        require_client_axis(role, x)
     coded = {role: CodedValues.of(x, coder, generator) for role, x in values.items()}
     alike = {role: x for role, x in coded.items() if role not in PAYLOADS}
     groups = [alike, *({role: x} for role, x in coded.items() if role in PAYLOADS)]
@@ -174,6 +176,7 @@ def sparse(
     >>> part.values["w"].restore().tolist()
     [[-3.0, -3.0]]
     """
+    require_client_axis("mask", mask)
     indices = positions(mask, k)
     chosen = coders or {}
     kept = {
@@ -181,6 +184,21 @@ def sparse(
         for role, x in values.items()
     }
     return (Part(indices, kept),)
+
+
+def require_client_axis(name: str, x: Tensor) -> None:
+    """Raise ValueError for a tensor without an axis for clients.
+
+    >>> require_client_axis("w", torch.zeros(3))
+    Traceback (most recent call last):
+    ...
+    ValueError: w must have the shape (clients, d), got (3,): on the server, pass x[None]
+    """
+    if x.dim() != 2:
+        raise ValueError(
+            f"{name} must have the shape (clients, d), got {tuple(x.shape)}: on the server, pass "
+            "x[None]"
+        )
 
 
 def _values_at(indices: Tensor, x: Tensor | Difference) -> Tensor:

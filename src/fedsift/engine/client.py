@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedsift.algorithms.method import Context, LocalUpdate, Memory, Phase, checked_message
+from fedsift.algorithms.checks import checked_message, checked_points
+from fedsift.algorithms.method import Context, LocalUpdate, Memory, Phase
 from fedsift.algorithms.step_context import StepContext
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.update import Update
@@ -148,7 +149,8 @@ class Trainer:
                     observed = self.gradient[None].clone()
                 else:
                     seed = torch_seed(task.seed, "points", job.round, client, number)
-                    observed = self.losses_at(phase.points(x, context), seed, *batch)
+                    points = checked_points(phase.points(x, context), x.w)
+                    observed = self.losses_at(points, seed, *batch)
                     losses.append(float(observed.mean()))
                 step(x, observed, x.w, context)
         if task.layout.buffers:

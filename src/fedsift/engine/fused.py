@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedsift.adam import AdamStep, clipped
+from fedsift.algorithms.checks import checked_state
 from fedsift.algorithms.method import Memory, Step
 from fedsift.algorithms.step_context import StepContext
 from fedsift.engine.cpu import native
@@ -56,9 +57,7 @@ def copy_result(
     """Take any step and copy its result over its input."""
     result = step(x, gradient, context)
     after, memory = result if isinstance(result, tuple) else (result, None)
-    if not isinstance(after, State) or after.names != x.names:
-        raise TypeError(f"a step must return x.replace(...) of the state {x!r}, got {after!r}")
-    copies = list(zip(x, after, strict=True))
+    copies = list(zip(x, checked_state(after, x, "step"), strict=True))
     if memory is not None:
         copies += memory_copies(context.memory, memory)
     copy_all(copies)

@@ -14,14 +14,8 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from fedsift.algorithms.buffers import client_values, keeps_layers, mean_layers
-from fedsift.algorithms.method import (
-    Algorithm,
-    Context,
-    Memory,
-    Phase,
-    checked_message,
-    zero_memory,
-)
+from fedsift.algorithms.checks import checked_message, checked_state
+from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, zero_memory
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.frame import Spec, decode, state_hash
 from fedsift.codec.limits import Limits
@@ -390,9 +384,8 @@ def apply_broadcast(
     """
     received = algorithm.zero_update(context.layout, state.w)
     accumulate(received, parts)
-    after = algorithm.phase(context.round).apply(context, state, received)
-    if after.names != state.names:
-        raise TypeError(f"apply must return state.replace(...) of {state!r}, got {after!r}")
+    returned = algorithm.phase(context.round).apply(context, state, received)
+    after = checked_state(returned, state, "apply")
     if "v" not in after:
         return after, 0
     clamped = int((after.v < 0).sum())

@@ -7,11 +7,11 @@ from functools import cached_property
 from logging import WARNING
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from flwr.supercore import log
 from torch import Tensor
 
-from fedsift.algorithms.method import Context, LocalUpdate, Phase, zero_memory
+from fedsift.algorithms.example_message import example_message
+from fedsift.algorithms.method import Context, Phase
 from fedsift.codec.frame import Spec, decode, encode
 from fedsift.codec.limits import Limits, Shape, shape_of
 from fedsift.codec.update import Parts, Update
@@ -81,17 +81,14 @@ class Deployment(Federation):
 
     def expected_shape(self, job: Job) -> Shape:
         """Return the shape of every correct upload of a round; secure sums travel separately."""
-        parts, summed = self.parts_of_zeros(job), job.phase.summed if self.secure else ()
+        parts, summed = self.example_upload(job), job.phase.summed if self.secure else ()
         kept = tuple(part for part in parts if not set(part.values) & set(summed))
         return shape_of(Update(kept, (1.0,)))
 
-    def parts_of_zeros(self, job: Job) -> Parts:
-        """Return what a client sends whose update is zero."""
-        zeros = job.state.map(lambda x: torch.zeros_like(x)[None])
-        memory = zero_memory(self.algorithm.client_memory, self.task.layout, job.state.w)
+    def example_upload(self, job: Job) -> Parts:
+        """Return what a client sends for example: all of them send the same number of values."""
         context = Context.of(self.task, job.round, job.state, (0,))
-        parts, _ = job.phase.send(context, LocalUpdate(zeros, zeros), memory)
-        return parts
+        return example_message(self.algorithm, context)
 
     @cached_property
     def secure_rounds(self) -> RemoteSecureRounds:

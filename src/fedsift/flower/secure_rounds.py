@@ -85,8 +85,8 @@ class RemoteSecureRounds:
         """Run the protocol among the clients whose frames have arrived."""
         layout, roles = self.federation.task.layout, job.phase.summed
         n = sum(layout.length(role) for role in roles)
-        zeros = Update(self.federation.parts_of_zeros(job), (1.0,))
-        largest = job.phase.largest or codes_of(zeros, roles)[2]
+        example = Update(self.federation.example_upload(job), (1.0,))
+        largest = job.phase.largest or codes_of(example, roles)[2]
         absent = [client for client in job.cohort if client not in uploads]
         exchange: Exchange = self.federation.engine.current  # type: ignore[attr-defined]
         run, most = self.federation.run_id, METADATA_BYTES + 8 * n

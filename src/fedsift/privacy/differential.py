@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedsift.algorithms.method import Algorithm, example_message
+from fedsift.algorithms.example_message import smallest_message
+from fedsift.algorithms.method import Algorithm
 from fedsift.codec.update import CodedValues, Part, Parts, Role
 from fedsift.errors import ConfigError
 from fedsift.privacy.accounting import epsilon_after, noise_for, require_dp_accounting
@@ -189,7 +190,7 @@ def private_roles(algorithm: Algorithm, privacy: DifferentialPrivacy) -> tuple[R
     >>> private_roles(fedavg(), DifferentialPrivacy(clip=1.0, noise=1.0))
     ('w',)
     """
-    parts = example_message(algorithm)
+    parts = smallest_message(algorithm)
     roles = tuple(role for part in parts for role in part.values)
     if not roles:
         raise not_private(algorithm.name, "its messages depend on the model")

@@ -18,7 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, zero_memory
+from fedsift.algorithms.example_message import example_message, small_context
+from fedsift.algorithms.method import Algorithm
 from fedsift.codec.threads import Threads
 from fedsift.codec.update import Parts, Role, Update, vector_for
 from fedsift.errors import ConfigError, require_choice
@@ -155,11 +156,6 @@ def check_aggregation(aggregation: str, algorithm: Algorithm) -> None:
 
 def parts_of_random_update(algorithm: Algorithm, round: int, client: int) -> Parts:
     """Return what the server merges of a client's random update of a small model."""
-    layout = algorithm.layout_for(Layout.of(nn.Linear(31, 32)))
-    generator = torch.Generator().manual_seed(client)
-    start = algorithm.initial_state(layout, torch.zeros(layout.d))
-    end = start.map(lambda x: torch.rand(1, len(x), generator=generator))
-    phase, context = algorithm.phase(round), Context(layout, round, 0, (client,), start)
-    memory = zero_memory(algorithm.client_memory, layout, start.w)
-    parts, _ = phase.send(context, LocalUpdate(start.map(lambda x: x[None]), end), memory)
-    return phase.receive(context, start, parts)
+    context = small_context(algorithm, Layout.of(nn.Linear(31, 32)), round, client)
+    parts = example_message(algorithm, context, seed=client)
+    return algorithm.phase(round).receive(context, context.state, parts)

@@ -55,6 +55,10 @@ class Epochs:
 
     number: int
 
+    def __post_init__(self) -> None:
+        if self.number < 1:
+            raise ValueError(f"epochs must be a whole number of at least 1, got {self.number}")
+
     def __call__(self, samples: int, batch: int) -> int:
         """Return the number of local steps."""
         return self.number * max(1, samples // batch)

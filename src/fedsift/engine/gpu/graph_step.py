@@ -8,6 +8,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
+from fedsift.algorithms.checks import checked_points
 from fedsift.algorithms.method import Memory, Phase, Step
 from fedsift.algorithms.step_context import StepContext
 from fedsift.engine.client import number_for
@@ -169,7 +170,8 @@ class GraphStep:
         gradients = self.gradients
         if isinstance(gradients, PointLosses):
             assert self.points is not None
-            return gradients.losses(self.points(gradients.buffers.x, self.context), self.rows)
+            x = gradients.buffers.x
+            return gradients.losses(checked_points(self.points(x, self.context), x.w), self.rows)
         gradients.compute(self.rows)
         return gradients.buffers.gradient
 

@@ -18,13 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsift.algorithms.method import (
-    Algorithm,
-    Context,
-    LocalUpdate,
-    Memory,
-    checked_message,
-)
+from fedsift.algorithms.checks import checked_message
+from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.frame import Spec, encoded_sizes
 from fedsift.codec.update import Update
