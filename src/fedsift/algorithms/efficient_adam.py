@@ -40,7 +40,7 @@ def efficient_adam(
     """
 
     def local_start(state: State, memory: Memory) -> State:
-        return state.replace(m=memory["m"], v=memory["v"])
+        return State(w=state.w, m=memory["m"], v=memory["v"])
 
     def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
         m, v = update.end.m, update.end.v
@@ -52,9 +52,14 @@ def efficient_adam(
         return parts, {"residual": residual}
 
     step = AdamStep(lr, beta1, beta2, eps)
-    phase = Phase(1, step, send, lambda d: bits * d + Q, local_start, broadcast)
+    phase = Phase(
+        1, step, send, lambda d: bits * d + Q, local_start=local_start, broadcast=broadcast
+    )
     return Algorithm(
-        always(phase), client_memory=("m", "v", "residual"), server_memory=("residual",)
+        always(phase),
+        client_memory=("m", "v", "residual"),
+        server_memory=("residual",),
+        state=("w",),
     )
 
 

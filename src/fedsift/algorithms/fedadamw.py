@@ -82,9 +82,16 @@ def fedadamw(
     def paper_bits(d: int) -> float:
         return (d + math.ceil(d / BLOCK)) * Q
 
-    return Algorithm(
-        always(Phase(local_steps, step, send, paper_bits, local_start, broadcast, apply))
+    phase = Phase(
+        local_steps,
+        step,
+        send,
+        paper_bits,
+        local_start=local_start,
+        broadcast=broadcast,
+        apply=apply,
     )
+    return Algorithm(always(phase))
 
 
 @dataclass(frozen=True)

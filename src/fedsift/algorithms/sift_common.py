@@ -22,7 +22,7 @@ Error feedback, clipping and the averaged model are those of :func:`~fedsift.alg
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated
 
@@ -200,12 +200,11 @@ def sift_common(
     @cache
     def phase_with(bound: float, is_first: bool) -> Phase:
         step = AdamStep(lr, beta1, beta2, eps, clip=bound)
-        if is_first:
-            return Phase(local_steps, step, send, named_bits, local_start, broadcast, apply)
-        return Phase(
-            local_steps, step, send, paper_bits, local_start, broadcast, apply,
-            summed=("p",), largest=largest,
+        later = Phase(
+            local_steps, step, send, paper_bits, local_start=local_start, broadcast=broadcast,
+            apply=apply, summed=("p",), largest=largest,
         )  # fmt: skip
+        return replace(later, paper_bits=named_bits, summed=(), largest=0) if is_first else later
 
     def phase(round: int) -> Phase:
         bound = gradient_bound(round, clip or math.inf, warmup_rounds)

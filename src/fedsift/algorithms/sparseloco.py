@@ -63,7 +63,7 @@ def sparseloco(
     """
 
     def local_start(state: State, memory: Memory) -> State:
-        return state.replace(m=memory["m"], v=memory["v"])
+        return State(w=state.w, m=memory["m"], v=memory["v"])
 
     def send(context: Context, update: LocalUpdate, memory: Memory) -> tuple[Parts, Memory]:
         start, end = update.start, update.end
@@ -82,5 +82,5 @@ def sparseloco(
         return k * (2 + math.log2(CHUNK)) + math.ceil(k / BLOCK) * 4 * Q
 
     step = AdamStep(lr, beta1, beta2, eps)
-    phase = Phase(local_steps, step, send, paper_bits, local_start, apply=apply)
-    return Algorithm(always(phase), client_memory=("m", "v", "residual"))
+    phase = Phase(local_steps, step, send, paper_bits, local_start=local_start, apply=apply)
+    return Algorithm(always(phase), client_memory=("m", "v", "residual"), state=("w",))
