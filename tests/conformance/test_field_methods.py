@@ -200,3 +200,10 @@ def test_momentum_lasts_for_a_round():
 def test_a_number_of_epochs_is_checked(value):
     with pytest.raises(ValueError, match="epochs must be a whole number of at least 1"):
         algorithms.fedavg(epochs=value)
+
+
+def test_epochs_and_local_steps_exclude_each_other():
+    with pytest.raises(ValueError, match=r"^fedavg takes local_steps or epochs, not both$"):
+        algorithms.fedavg(local_steps=5, epochs=2)
+    thirty = algorithms.fedavg(local_steps=30).phase(1)
+    assert algorithms.fedavg().phase(1).local_steps == thirty.local_steps

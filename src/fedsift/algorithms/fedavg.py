@@ -18,13 +18,19 @@ from torch import Tensor
 from fedsift.algorithms.fedsgd import SgdStep, local_sgd
 from fedsift.algorithms.method import Algorithm, Memory, always
 from fedsift.algorithms.registry import method
-from fedsift.algorithms.settings import BELOW_ONE, COUNT, LearningRate, LocalSteps, Setting
+from fedsift.algorithms.settings import BELOW_ONE, COUNT, LearningRate, Setting
 from fedsift.task import Epochs
 from fedsift.vector import State
 
+STEPS = 30
+"""Local steps per round if neither they nor epochs are given."""
+
+StepsOrEpochs = Annotated[
+    int | None, Setting(f"L, the local mini-batch steps per round; {STEPS} without epochs", COUNT)
+]
 LocalEpochs = Annotated[
     int | None,
-    Setting("Passes over the client's data per round, in place of local_steps", COUNT),
+    Setting("Passes over the client's data per round, in place of local steps", COUNT),
 ]
 LocalMomentum = Annotated[
     float, Setting("Momentum of the local steps, zero at the start of each round", BELOW_ONE)
@@ -33,7 +39,7 @@ LocalMomentum = Annotated[
 
 @method("fedavg", label="FedAvg", color="#7a4b2a")
 def fedavg(
-    local_steps: LocalSteps = 30,
+    local_steps: StepsOrEpochs = None,
     lr: LearningRate = 0.05,
     momentum: LocalMomentum = 0.0,
     epochs: LocalEpochs = None,
@@ -42,13 +48,15 @@ def fedavg(
 
     Uplink per client and round: dq bits.
 
-    If ``epochs`` is given, a client passes over its data this many times per round, and
-    ``local_steps`` is not used. Clients with more data then take more steps.
+    With ``epochs`` in place of ``local_steps``, a client passes over its data this many times per
+    round. Clients with more data then take more steps.
 
     >>> fedavg(epochs=5, lr=0.05).weights
     'examples'
     """
-    steps = Epochs(epochs) if epochs else local_steps
+    if local_steps and epochs:
+        raise ValueError("fedavg takes local_steps or epochs, not both")
+    steps = Epochs(epochs) if epochs else local_steps or STEPS
     phase = local_sgd(steps, SgdStep(lr))
     if momentum:
         step = HeavyBallStep(lr, momentum)
@@ -71,4 +79,4 @@ class HeavyBallStep:
 
 def with_zero_momentum(state: State, memory: Memory) -> State:
     """Start local training from the global W, with momentum zero."""
-    return State(**dict(state.items()), m=torch.zeros_like(state.w))
+    return State(w=state.w, m=torch.zeros_like(state.w))
