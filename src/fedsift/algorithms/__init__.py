@@ -1,11 +1,13 @@
 """Federated methods, one file each. Each function makes an :class:`Algorithm` from its settings.
 
 The capitalized names and the functions ``method``, ``always``, ``dense``, ``sparse``, ``top_k``,
-``num_kept``, ``broadcast_all``, ``local_sgd`` and ``directions`` are what a method of your own is
-made of.
+``num_kept``, ``residual_after``, ``broadcast_all``, ``local_sgd`` and ``directions`` are what a
+method of your own is made of.
 
 - ``method.py``: the contract of a method
 - ``step_context.py``: what a local step knows besides the state and the gradient
+- ``checks.py``: checks of what a method declares and returns
+- ``example_message.py``: what clients send for example, the form of a method's messages
 - ``settings.py``: the settings that methods share
 - ``registry.py``: the methods by name
 - ``compressed.py``: compresses any method that sends ΔW in full, with the pieces of
@@ -76,7 +78,8 @@ from fedsift.algorithms.sift_common import sift_common
 from fedsift.algorithms.sparse_fedsgd import sparse_fedsgd
 from fedsift.algorithms.sparseloco import sparseloco
 from fedsift.algorithms.step_context import StepContext
-from fedsift.codec.update import Parts, dense, sparse
+from fedsift.codec.update import Parts, dense, residual_after, sparse
+from fedsift.codec.values import Bit, Integer, Linear, Log, Means, Sign
 from fedsift.selection.masks import num_kept, top_k
 from fedsift.task import Epochs
 from fedsift.vector import State
@@ -93,13 +96,18 @@ __all__ = [
     "Algorithm",
     "Beta1",
     "Beta2",
+    "Bit",
     "Context",
     "Density",
     "Epochs",
     "Epsilon",
+    "Integer",
     "LearningRate",
+    "Linear",
     "LocalSteps",
     "LocalUpdate",
+    "Log",
+    "Means",
     "Memory",
     "Method",
     "Parts",
@@ -107,6 +115,7 @@ __all__ = [
     "Range",
     "Setting",
     "SgdStep",
+    "Sign",
     "State",
     "StepContext",
     "always",
@@ -136,6 +145,7 @@ __all__ = [
     "normalized_name",
     "num_kept",
     "onebit_adam",
+    "residual_after",
     "scaffold",
     "settings_of",
     "sift",
