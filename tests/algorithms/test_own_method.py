@@ -12,6 +12,7 @@ from fedsift import algorithms
 from fedsift.algorithms import METHODS, Algorithm, Phase, method
 from fedsift.algorithms.method import always
 from fedsift.codec.update import dense
+from fedsift.report.styles import palette, style_of
 from problems import ridge
 
 
@@ -186,3 +187,14 @@ def test_the_guide_compresses_fedprox_in_three_lines():
 def test_a_custom_method_may_be_redefined():
     for _ in range(2):
         train(lambda context, update, memory: (parts_of(update), {}))
+
+
+def colored() -> Algorithm:
+    """Made with @method in the test below."""
+    return algorithms.fedsgd()
+
+
+def test_a_report_knows_the_color_under_both_names():
+    assert style_of("colored", 5) == style_of(f"{__name__}:colored", 5) == (5, "longdash")
+    method("colored", color=palette()[1], dashed=True)(colored)
+    assert style_of("colored", 5) == style_of(f"{__name__}:colored", 5) == (1, "dash")

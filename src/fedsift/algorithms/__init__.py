@@ -54,6 +54,7 @@ from fedsift.algorithms.registry import (
     for_rounds,
     method,
     normalized_name,
+    registered,
     settings_of,
 )
 from fedsift.algorithms.scaffold import scaffold
@@ -145,6 +146,7 @@ __all__ = [
     "normalized_name",
     "num_kept",
     "onebit_adam",
+    "registered",
     "residual_after",
     "scaffold",
     "settings_of",

@@ -129,11 +129,11 @@ def method(
     def register(make: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
         if name in METHODS and METHODS[name].make.__module__.startswith(__package__):
             raise ValueError(f"{name!r} is a built-in method: give yours another name")
-        registered = METHODS[name] = Method(name, make, label or name, color, dashed)
+        made = METHODS[name] = Method(name, make, label or name, color, dashed)
 
         @functools.wraps(make)
         def checked(*args: P.args, **kwargs: P.kwargs) -> Algorithm:
-            return registered(*args, **kwargs)
+            return made(*args, **kwargs)
 
         return checked
 
@@ -208,6 +208,16 @@ def find(name: str) -> Method:
         return user_method(name)
     require_choice("algorithm", name, sorted(METHODS))
     return METHODS[name]
+
+
+def registered(name: str) -> Method | None:
+    """Return the method of that name if it is known without importing the user's code.
+
+    >>> registered("my_module:my_method") is None, registered("fedsgd").label
+    (True, 'FedSGD')
+    """
+    made = {f"{known.make.__module__}:{known.make.__name__}": known for known in METHODS.values()}
+    return METHODS.get(name) or made.get(name)
 
 
 def normalized_name(name: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from fedsift.algorithms import METHODS
+from fedsift.algorithms import registered
 from fedsift.report.groups import SeedGroup, all_settings, values_of
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
@@ -86,7 +86,7 @@ def style_of(method: str, place: int) -> tuple[int, str]:
     >>> style_of("fedadam-ssm", 5), style_of("efficient-adam", 5), style_of("unknown", 5)
     ((0, 'solid'), (4, 'dash'), (5, 'longdash'))
     """
-    known = METHODS.get(method)
+    known = registered(method)
     if known is None or known.color is None:
         return place % len(palette()), "longdash"
     return nearest_in_palette(known.color), "dash" if known.dashed else "solid"
