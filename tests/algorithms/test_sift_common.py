@@ -257,8 +257,8 @@ def test_settings_may_be_schedules():
     assert not torch.equal(
         played(fed, 6).state.w, played(federation(ridge(0, clients=CLIENTS, d=D)), 6).state.w
     )
-    with pytest.raises(fedsift.errors.ConfigError, match="cannot be a schedule"):
-        sift_common(density=lambda round: 0.1 * round).phase(3)
+    with pytest.raises(ValueError, match=r"density must be in \(0, 1\] in all rounds, got the"):
+        sift_common(density=lambda round: 0.1 * round)
 
 
 def test_settings_are_checked():

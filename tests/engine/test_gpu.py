@@ -12,8 +12,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 import fedsift
+import guide
 from fedsift import algorithms, models, schedules
-from fedsift.algorithms import METHODS, find, settings_of
+from fedsift.algorithms import METHODS, find, registry, settings_of
 from fedsift.algorithms.buffers import BUFFERS
 from fedsift.engine import Reference, Stacked
 from fedsift.engine.gpu import graph
@@ -84,6 +85,14 @@ def assert_close(fed, rtol=1e-9, atol=1e-11):
 @pytest.mark.parametrize("name", [*METHODS, "compressed-fedprox", "compressed-fedadam"])
 def test_every_method_trains_like_the_reference(name):
     assert_close(federation(small(name)))
+
+
+@pytest.mark.parametrize("name", guide.NAMES)
+def test_a_method_of_the_guide_trains_like_the_reference(name, monkeypatch):
+    monkeypatch.setattr(registry, "METHODS", dict(METHODS))
+    make = guide.methods()[name]
+    known = registry.METHODS[make().name].settings
+    assert_close(federation(make(**{k: v for k, v in SMALL.items() if k in known})))
 
 
 @pytest.mark.parametrize("buffers", BUFFERS)

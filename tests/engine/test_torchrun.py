@@ -53,13 +53,9 @@ def assert_same(one, other):
 
 def test_ranks_give_the_result_of_one_process(tmp_path):
     methods = (
-        "fedadam-ssm",
-        "efficient-adam",
-        "compressed-fedadam",
-        "scaffold",
-        "decomfl",
-        "e3sfc",
-    )
+        "fedadam-ssm", "efficient-adam", "compressed-fedadam", "fedavg", "fedprox", "scaffold",
+        "fedopt", "sparseloco", "decomfl", "e3sfc",
+    )  # fmt: skip
     task = (*TASK, "--rounds", "3", "--local-steps", "2", "--sample-steps", "1")
     words = ("compare", "--algorithms", ",".join(methods), "--target", "0.5", *task, "--out")
     code, out, err = finish(start(3, *words, tmp_path / "ranks"))

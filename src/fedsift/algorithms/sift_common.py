@@ -36,9 +36,9 @@ from fedsift.algorithms.registry import method
 from fedsift.algorithms.settings import (
     COUNT,
     FRACTION,
+    SHARE,
     Beta1,
     Beta2,
-    Density,
     Epsilon,
     LearningRate,
     LocalSteps,
@@ -73,6 +73,9 @@ DOWN_BITS = 6
 STEPS = 30
 """Local steps for the unit of values without nominations, if clients take different numbers."""
 
+MaskDensity = Annotated[
+    float, Setting("α = k/d, the share of coordinates in the mask", SHARE, fixed=True)
+]
 Shares = Annotated[
     int,
     Setting(
@@ -108,7 +111,7 @@ AheadElsewhere = Annotated[
 
 @method("sift-common", label="sift, common mask", color="#4f6d7a", dashed=True)
 def sift_common(
-    density: Density = 0.02,
+    density: MaskDensity = 0.02,
     shares: Shares = 20,
     ahead: Ahead = 0.7,
     ahead_elsewhere: AheadElsewhere = 0.3,
