@@ -198,3 +198,14 @@ def test_a_report_knows_the_color_under_both_names():
     assert style_of("colored", 5) == style_of(f"{__name__}:colored", 5) == (5, "longdash")
     method("colored", color=palette()[1], dashed=True)(colored)
     assert style_of("colored", 5) == style_of(f"{__name__}:colored", 5) == (1, "dash")
+
+
+def test_a_schedule_must_not_change_what_is_remembered():
+    @method("growing")
+    def growing(number: int = 1, lr: float = 0.1) -> Algorithm:
+        phase = algorithms.fedsgd(lr=lr).phase(1)
+        return Algorithm(phase=always(phase), client_memory=("last",), lengths={"last": number})
+
+    said = "^with number=2, the method would have another state, memory or weights than in round 1"
+    with pytest.raises(ValueError, match=said):
+        growing(number=lambda round: round).phase(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from inspect import Parameter, Signature, signature, unwrap
 from typing import Any, Concatenate, ParamSpec, get_type_hints
@@ -72,7 +72,7 @@ class Method:
         @functools.lru_cache(maxsize=8)
         def algorithm(values: tuple[tuple[str, Value], ...]) -> Algorithm:
             made = self.in_round(dict(values), 1)
-            require_same_form(first, made, values)
+            require_same_form(first, made, {k: x for k, x in values if callable(given[k])})
             return made
 
         def phase(round: int) -> Phase:
@@ -270,11 +270,11 @@ def require_own_rounds(algorithm: Algorithm) -> None:
             )
 
 
-def require_same_form(first: Algorithm, made: Algorithm, values: Iterable[Any]) -> None:
-    """Refuse settings that change the state, the memories or the weights between rounds."""
+def require_same_form(first: Algorithm, made: Algorithm, varying: Mapping[str, Value]) -> None:
+    """Refuse schedules that change the state, the memories or the weights between rounds."""
     parts = ("state", "client_memory", "server_memory", "lengths", "weights", "server_start")
     if any(getattr(first, part) != getattr(made, part) for part in parts):
-        given = ", ".join(f"{key}={value}" for key, value in values)
+        given = ", ".join(f"{key}={value}" for key, value in varying.items())
         raise ConfigError(
             f"with {given}, the method would have another state, memory or weights than in round "
             "1: the setting that decides this cannot be a schedule"
