@@ -34,6 +34,7 @@ from fedsift.flower.client_round import (
 )
 from fedsift.flower.own_training import takes_adam_steps
 from fedsift.flower.protocol import RefusedRequest, TrainReply, TrainRequest
+from fedsift.flower.store import ClientState
 from fedsift.privacy.secure.settings import SecureSettings, settings_from
 from fedsift.task import (
     Loss,
@@ -189,21 +190,19 @@ class ClientTrainer:
 
     def train_round(self, round: ClientRound, task: Task, message: Message) -> TrainReply:
         """Update the client's state, train if it is in the cohort, and store the new state."""
-        request, client = round.request, round.client
+        client = round.client
         config = message.content.config_records.get("config") or ConfigRecord()
         round, steps = replace(round, config=config), self.local_steps(round, config)
-        stored = round.updated()
-        if stored is None:
-            return TrainReply(client, "behind")
-        if client not in request.cohort:
-            round.store.save(round.layout, stored)
-            return TrainReply(client, "absent")
-        task = with_data(task, client, self.load_data)
-        if self.train is None:
-            check_other_buffers(replace(task, clients=[task.clients[client]]))
-        result, frame = round.upload(stored, lambda job: train_client(task, job, client, steps))
-        metrics = {request.weight_key: size_of(task.clients[client])}
-        return TrainReply(client, "update", result.loss, frame=frame, metrics=metrics)
+
+        def train(stored: ClientState) -> TrainReply:
+            own = with_data(task, client, self.load_data)
+            if self.train is None:
+                check_other_buffers(replace(own, clients=[own.clients[client]]))
+            result, frame = round.upload(stored, lambda job: train_client(own, job, client, steps))
+            metrics = {round.request.weight_key: size_of(own.clients[client])}
+            return TrainReply(client, "update", result.loss, frame=frame, metrics=metrics)
+
+        return round.train_if_in_cohort(train)
 
     def evaluate_round(self, round: ClientRound, task: Task, message: Message) -> TrainReply:
         """Update the client's state, and measure the global model on the client's test data."""

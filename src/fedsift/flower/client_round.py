@@ -39,6 +39,7 @@ from fedsift.flower.deployment import METADATA_BYTES
 from fedsift.flower.protocol import RefusedRequest, TrainReply, TrainRequest, printable
 from fedsift.flower.store import NO_RECEIPT, ClientState, ClientStore, receipt_of
 from fedsift.privacy.secure.settings import SecureSettings, check_can_be_secure
+from fedsift.task.threads import one_thread
 from fedsift.vector import Layout, State
 
 AppConfig = dict[str, bool | float | int | str]
@@ -79,6 +80,17 @@ class ClientRound:
         layout = algorithm.layout_for(layout)
         check_request(request, algorithm, layout)
         return cls(request, method, algorithm, layout, client, store)
+
+    def train_if_in_cohort(self, train: Callable[[ClientState], TrainReply]) -> TrainReply:
+        """Update the client's state; if the client is in the cohort, let it train. Return its reply."""
+        with one_thread():
+            stored = self.updated()
+        if stored is None:
+            return TrainReply(self.client, "behind")
+        if self.client not in self.request.cohort:
+            self.store.save(self.layout, stored)
+            return TrainReply(self.client, "absent")
+        return train(stored)
 
     def updated(self) -> ClientState | None:
         """Return what is stored with the request's global state; None if its delta does not fit."""

@@ -26,6 +26,7 @@ from fedsift.flower.client_round import (
 )
 from fedsift.flower.own_training import check_own_training, round_optimizer
 from fedsift.flower.protocol import RECORD, TrainReply, TrainRequest, numbers_in
+from fedsift.flower.store import ClientState
 from fedsift.task import weight_of
 from fedsift.task.threads import one_thread
 
@@ -109,16 +110,12 @@ class SiftedApp:
 
 def train(round: ClientRound, app: OwnFunction) -> TrainReply:
     """Update the client's state, and let the app train if the client is in the cohort."""
-    request, client = round.request, round.client
-    with one_thread():
-        stored = round.updated()
-    if stored is None:
-        return TrainReply(client, "behind")
-    if client not in request.cohort:
-        round.store.save(round.layout, stored)
-        return TrainReply(client, "absent")
-    result, frame = round.upload(stored, lambda job: trained_by_app(round, app, job))
-    return TrainReply(client, "update", result.loss, frame=frame, metrics=app.metrics)
+
+    def trained(stored: ClientState) -> TrainReply:
+        result, frame = round.upload(stored, lambda job: trained_by_app(round, app, job))
+        return TrainReply(round.client, "update", result.loss, frame=frame, metrics=app.metrics)
+
+    return round.train_if_in_cohort(trained)
 
 
 def evaluate(round: ClientRound, app: OwnFunction) -> TrainReply:
