@@ -82,7 +82,7 @@ class ClientRound:
         return cls(request, method, algorithm, layout, client, store)
 
     def train_if_in_cohort(self, train: Callable[[ClientState], TrainReply]) -> TrainReply:
-        """Update the client's state; if the client is in the cohort, let it train. Return its reply."""
+        """Update the client's state, let it train if it is in the cohort, and return its reply."""
         with one_thread():
             stored = self.updated()
         if stored is None:
