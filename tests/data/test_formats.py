@@ -2,6 +2,7 @@
 
 # ruff: noqa: NPY002
 
+import math
 import random
 import time
 from dataclasses import replace
@@ -17,6 +18,7 @@ import fedsift
 from fedsift import simulate
 from fedsift.algorithms import fedadam_ssm, fedavg
 from fedsift.engine import Forked, Reference, Stacked
+from fedsift.engine.batches import in_bursts
 from fedsift.simulation import Options, prepare
 from fedsift.task.samples import as_data, leaves_of, stacked
 
@@ -194,11 +196,28 @@ def test_worker_processes_give_the_same_bits():
     assert torch.equal(after(federation(num_workers=1)).state.w, expected)
 
 
+@pytest.mark.parametrize(("limit", "ahead"), [(0, 1), (2.5, 3), (99, 5)])
+def test_batches_are_fetched_ahead_up_to_a_size(limit, ahead, monkeypatch):
+    fetched = []
+
+    def batches():
+        for number in range(5):
+            fetched.append(number)
+            yield torch.full((8, 4), float(number)), torch.zeros(8)
+
+    size = 8 * 5 * 4
+    monkeypatch.setattr("fedsift.engine.batches.BURST_BYTES", int(limit * size))
+    found = in_bursts(batches(), torch.device("cpu"))
+    first, _ = next(found)
+    assert len(fetched) == ahead
+    assert [float(x[0, 0]) for x in (first, *(x for x, _ in found))] == [0, 1, 2, 3, 4]
+
+
 class Waiting(Items):
     """Its items take some milliseconds each, as files do."""
 
     def __getitem__(self, row):
-        time.sleep(0.004)
+        time.sleep(0.01)
         return super().__getitem__(row)
 
 
@@ -216,7 +235,9 @@ def test_worker_processes_make_slow_items_faster():
     assert seconds[4] < 0.8 * seconds[0]
 
 
-def test_workers_end_with_the_run_without_a_word(capfd):
+def test_workers_end_with_the_run_without_a_word(capfd, monkeypatch):
+    # On a busy machine, the engine's own processes would take part, which end a moment later.
+    monkeypatch.setattr("fedsift.engine.processes.forked.MIN_PARALLEL_SECONDS", math.inf)
     clients = halves(lambda x, y: Items(x, y, noise=True))
     before = set(active_children())
     simulate(network(), clients, None, fedavg(local_steps=2), 1, num_workers=2, progress=False)

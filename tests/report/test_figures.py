@@ -183,6 +183,18 @@ def test_own_data_of_other_content_is_another_comparison(regression):
     assert len(arrange([run, other])) == 2
 
 
+def test_own_data_is_named_by_the_folder_of_its_runs(regression):
+    run = read_run(regression)
+    runs = [
+        replace(run, summary={**run.summary, "dataset": f"own data {part}"}, folder=folder)
+        for part, folder in (("1", "runs/iid/a"), ("1", "runs/iid/b"), ("2", "runs/skewed/a"))
+    ]
+    names = [section.name for section in sections_of(runs)]
+    assert names == ["own data 1, Linear, in iid", "own data 2, Linear, in skewed/a"]
+    (alone,) = sections_of(runs[:1])
+    assert alone.name == "own data 1, Linear"
+
+
 def test_values_of_theta_are_compared_separately(tmp_path, runs):
     run = read_run(runs / "fedadam-0")
     skewed = [

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 from weakref import WeakSet, finalize
 
@@ -23,7 +24,7 @@ from fedsift.task.samples import (
     DatasetItems,
     Pair,
     Tree,
-    device_of,
+    leaves_of,
     map_tree,
     restored_python_random,
     restored_torch_random,
@@ -54,13 +55,10 @@ class LiveBatches:
             (min(step, last[n]), n) for step in range(1 + max(last.values())) for n in clients
         ]
         fetched = self._fetched(round, rows, places)
-        device = device_of(self.task.clients[clients[0]])
         with restored_python_random():
             for step, client in places:
-                with restored_torch_random(device):
-                    x, y = self._pair(client, rows[client][step], fetched)
-                    x = self._transformed(x, round, client, step)
-                yield x, y
+                x, y = self._pair(client, rows[client][step], fetched)
+                yield self._transformed(x, round, client, step), y
 
     def _fetched(
         self, round: int, rows: dict[int, list[list[int]]], places: Sequence[tuple[int, int]]
@@ -73,7 +71,9 @@ class LiveBatches:
             if is_dataset[n]
         }
         keys = ((n, rows[n][step], seeds[n][step]) for step, n in places if is_dataset[n])
-        return self._workers.fetch(list(keys)) if self.task.num_workers else map(self.items, keys)
+        if self.task.num_workers:
+            return self._workers.fetch(list(keys))
+        return in_bursts(map(self.items, keys), self.task.device)
 
     def _pair(self, client: int, rows: list[int], fetched: Iterator[Pair]) -> Pair:
         """Return the given rows of a client's samples, or the batch that was fetched for it."""
@@ -97,8 +97,8 @@ class LiveBatches:
         if self.task.transform is None:
             return x
         seed = torch_seed(self.task.seed, "transform", round, client, step)
-        seed_generators(seed, self.task.device)
-        with torch.no_grad():
+        with restored_torch_random(self.task.device), torch.no_grad():
+            seed_generators(seed, self.task.device)
             return self.task.transformed(x)
 
     @cached_property
@@ -117,6 +117,33 @@ def keep_freed_memory() -> None:
     longer than copying its samples. It keeps blocks up to the size of the largest one ever freed.
     """
     torch.empty(FREED_BYTES, dtype=torch.uint8)
+
+
+BURST_BYTES = 16_000_000
+"""Batches are fetched ahead of their use up to about this size."""
+
+
+def in_bursts(batches: Iterator[Pair], device: torch.device) -> Iterator[Pair]:
+    """Yield batches that are fetched several at a time, without effect on PyTorch's generators.
+
+    After a training step, the code of the Dataset is no longer in the processor's caches, so that
+    fetching the first batch takes much longer than fetching the next ones.
+
+    >>> ahead = iter([(torch.zeros(2), torch.zeros(2)), (torch.ones(2), torch.ones(2))])
+    >>> x, y = next(in_bursts(ahead, torch.device("cpu")))
+    >>> x.tolist(), list(ahead)
+    ([0.0, 0.0], [])
+    """
+    while burst := next_burst(batches, device):
+        yield from burst
+
+
+def next_burst(batches: Iterator[Pair], device: torch.device) -> list[Pair]:
+    """Return the next batches, up to about :data:`BURST_BYTES`; at the end, none."""
+    with restored_torch_random(device):
+        burst = list(islice(batches, 1))
+        size = sum(leaf.nbytes for pair in burst for leaf in leaves_of(pair))
+        return burst + list(islice(batches, BURST_BYTES // max(1, size)))
 
 
 class KeyedBatches(Dataset[Pair]):

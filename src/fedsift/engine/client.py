@@ -202,7 +202,7 @@ class Trainer:
         self.w.copy_(w)
         batch = num_samples(data) if rows is None else len(rows)
         if has_recorded_format(data, labels) and (network := self.recorded(data.shape[1:], batch)):
-            loss = network(data, labels, torch.arange(batch) if rows is None else rows)
+            loss = network(data, labels, rows)
             if loss is not None:
                 return loss
         return self.backpropagate(*selected(data, labels, rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,8 @@ class Section:
     same: Sequence[tuple[str, str]]
     differing: Table | None
     runs: Table | None
+    origin: str = ""
+    """The folder of the runs, to tell runs on own data without a name from others."""
 
     @property
     def seeds(self) -> int:
@@ -56,9 +59,10 @@ class Section:
 
     @property
     def partition(self) -> list[str]:
-        """The partition in words; none if the clients came with their data."""
+        """The partition in words; the runs' folder if the clients came with their data."""
         partition = self.comparison.partition
-        return [] if partition == "own" else [f"partition {partition}"]
+        own = [f"in {self.origin}"] if self.origin else []
+        return own if partition == "own" else [f"partition {partition}"]
 
     @property
     def tables(self) -> list[Table]:
@@ -93,10 +97,21 @@ class Section:
 
 def sections_of(runs: Sequence[ReportedRun], target: float | None = None) -> list[Section]:
     """Return a section for each set of runs that can be compared."""
-    return [section(comparison, n, target) for n, comparison in enumerate(arrange(runs))]
+    comparisons = arrange(runs)
+    named = zip(comparisons, origins([c.runs for c in comparisons]), strict=True)
+    return [section(c, n, target, origin) for n, (c, origin) in enumerate(named)]
 
 
-def section(comparison: Comparison, number: int, target: float | None) -> Section:
+def origins(sets: Sequence[Sequence[ReportedRun]]) -> list[str]:
+    """Return the folder of each set of runs, below the folder of all; "" where it says nothing."""
+    if not all(run.folder for runs in sets for run in runs):
+        return [""] * len(sets)
+    folders = [os.path.commonpath([os.path.abspath(run.folder) for run in runs]) for runs in sets]
+    names = [os.path.relpath(folder, os.path.commonpath(folders)) for folder in folders]
+    return ["" if name == os.curdir else name for name in names]
+
+
+def section(comparison: Comparison, number: int, target: float | None, origin: str) -> Section:
     """Return the section of a comparison; without a target, choose one."""
     target = target or likely_target(comparison)
     comparison = ranked(comparison, target)
@@ -112,4 +127,5 @@ def section(comparison: Comparison, number: int, target: float | None) -> Sectio
         same=same,
         differing=differing,
         runs=tables.every_run(comparison),
+        origin=origin,
     )

@@ -117,16 +117,18 @@ class RecordedNetwork:
         self.backward: list[Call] = []
         self.gather, self.cross_entropy = map(native.kernel, ("gather", "cross_entropy"))
         channels, rows, columns = (1, 1, math.prod(shape)) if stages[0].is_linear else shape
+        self.all_rows = torch.arange(batch)
         self.images, self.loss = torch.empty(rows, channels, columns, batch), torch.empty(1)
         self.last = Value(self.images, torch.empty(0, batch))
         for stage in stages:
             self._add_stage(stage)
 
-    def __call__(self, data: Tensor, labels: Tensor, rows: Tensor) -> float | None:
-        """Set the gradient for some rows of the data and return the loss.
+    def __call__(self, data: Tensor, labels: Tensor, rows: Tensor | None = None) -> float | None:
+        """Set the gradient for some rows of the data, or all, and return the loss.
 
         Returns None if a label is not a class.
         """
+        rows = self.all_rows if rows is None else rows
         self.gather(data, rows, self.images, *self.images.shape)
         for call in self.forward:
             call()
