@@ -16,7 +16,7 @@ from fedsift.privacy.differential import private_roles
 from fedsift.privacy.discrete_gaussian import Bits, Integers
 from fedsift.privacy.distributed import DistributedNoise
 from fedsift.privacy.secure.settings import summed_roles
-from fedsift.seeding import stream, torch_seed
+from fedsift.seeding import stream
 from fedsift.vector import State
 
 if TYPE_CHECKING:
@@ -41,12 +41,11 @@ def distributed_noise(federation: Federation) -> DistributedNoise | None:
     return private.distributed(fewest, clients, values)
 
 
-def noisy_mean(federation: Federation, total: State, round: int) -> State:
-    """Return the mean of a round with the noise of the server."""
+def noisy_mean(federation: Federation, total: State, seed: int) -> State:
+    """Return the mean of a round with the server's noise, drawn with a seed."""
     assert federation.privacy is not None
     roles = private_roles(federation.algorithm, federation.privacy)
     expected = federation.participation * len(federation.task.clients)
-    seed = torch_seed(federation.task.seed, "privacy", round)
     return federation.privacy.noisy_mean(total, roles, expected, seed)
 
 

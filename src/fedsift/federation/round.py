@@ -35,7 +35,7 @@ from fedsift.privacy.distributed import DistributedNoise
 from fedsift.privacy.robust import Aggregation, RobustSum
 from fedsift.privacy.secure import SecureSettings
 from fedsift.privacy.secure.settings import SecureTraffic
-from fedsift.seeding import stream
+from fedsift.seeding import stream, torch_seed
 from fedsift.task import Task, Weights, all_finite, check_weights, weight_of
 from fedsift.vector import Layout, State
 
@@ -233,7 +233,7 @@ class Federation:
         """Return the weighted mean of the merged updates, with the noise of a private run."""
         if self.privacy is None or self.noise:
             return inbox.total.mean()
-        return noisy_mean(self, inbox.total.total, round)
+        return noisy_mean(self, inbox.total.total, torch_seed(self.task.seed, "privacy", round))
 
     @cached_property
     def noise(self) -> DistributedNoise | None:
@@ -251,7 +251,7 @@ class Federation:
 
     def require_enough(self, inbox: Inbox, round: int, lost: int) -> None:
         """Stop the run if too few updates were merged."""
-        if inbox.merged < self.min_clients:
+        if inbox.merged < min(self.min_clients, len(inbox.job.cohort)):
             raise TooFewClients(
                 f"round {round} merged {inbox.merged} updates, but needs at least "
                 f"{self.min_clients}: {lost} were lost, {inbox.rejected} rejected "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from logging import WARNING
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from flwr.supercore import log
@@ -17,9 +19,12 @@ from fedsift.codec.limits import Limits, Shape, shape_of
 from fedsift.codec.update import Parts, Update
 from fedsift.engine.contract import Job
 from fedsift.federation.inbox import Inbox
+from fedsift.federation.private_rounds import noisy_mean
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot, Traffic
+from fedsift.flower.noise import RATE, NoiseDraws
 from fedsift.flower.protocol import NUM_EXAMPLES
+from fedsift.vector import State
 
 if TYPE_CHECKING:
     from fedsift.flower.secure_rounds import RemoteSecureRounds
@@ -65,11 +70,13 @@ class BroadcastWire:
 class Deployment(Federation):
     """A federation of remote clients, which keep their own memories.
 
-    ``weight_key`` names the metric that holds a client's number of samples.
+    ``weight_key`` names the metric that holds a client's number of samples. ``noise_file``
+    counts how often noise was drawn in a private run.
     """
 
     wire: BroadcastWire = field(default_factory=BroadcastWire)
     weight_key: str = NUM_EXAMPLES
+    noise_file: Path = Path(os.devnull)
 
     def initial_snapshot_from(self, w: Tensor) -> Snapshot:
         """Return the snapshot before round 1. Its traffic is zero, as nothing was sent yet."""
@@ -103,6 +110,25 @@ class Deployment(Federation):
             log(WARNING, "round %s is skipped: its values were masked before the restart", round)
         else:
             super().require_enough(inbox, round, lost)
+
+    def mean_update(self, inbox: Inbox, round: int) -> State:
+        """Return the mean of a round, with noise that nobody can compute in a private run."""
+        if self.privacy is None:
+            return super().mean_update(inbox, round)
+        return noisy_mean(self, inbox.total.total, NoiseDraws(self.noise_file).seed())
+
+    def epsilon(self, rounds: int) -> dict[str, float]:
+        """Return what all noisy models so far cost, including those of repeated rounds."""
+        if self.privacy is None:
+            return {}
+        return {"epsilon": self.privacy.spent(NoiseDraws(self.noise_file).count, RATE)}
+
+    def may_run(self, round: int) -> bool:
+        """Whether the privacy budget allows another noisy model."""
+        if self.privacy is None or self.privacy.epsilon is None:
+            return True
+        draws = NoiseDraws(self.noise_file).count + 1
+        return self.privacy.spent(draws, RATE) <= self.privacy.epsilon
 
     def max_reply_bytes(self, job: Job) -> int:
         """Return an upper bound for a correct reply.

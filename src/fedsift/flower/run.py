@@ -29,6 +29,7 @@ from fedsift.flower.metrics import metrics_text
 from fedsift.flower.requests import NodeStatus, RoundRequests
 from fedsift.flower.superlink import connected_nodes
 from fedsift.flower.watch import RunWatch
+from fedsift.progress.text import epsilon_text
 from fedsift.report.html import report_on
 from fedsift.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedsift.runs.config import Config
@@ -109,6 +110,13 @@ class DeployedRun:
     def result(self) -> Result:
         """The result of ``FedSift.start`` up to the last round."""
         return self.engine.result
+
+    def may_continue(self) -> bool:
+        """Whether the privacy budget, if there is one, allows another round."""
+        may = self.federation.may_run(self.snapshot.round + 1)
+        if not may:
+            log(INFO, "the privacy budget allows no further round")
+        return may
 
     def start_round(self, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Wait for enough nodes, and return the messages to send."""
@@ -222,6 +230,7 @@ def log_round(record: Record) -> None:
     """Log how many updates were merged, the accuracy, and the problems of a round."""
     accuracy = record["accuracy"]
     suffix = "" if accuracy is None else f", accuracy {accuracy:.2%}"
+    suffix += "".join(f", {text}" for text in epsilon_text(record))
     log(INFO, "\t└──> %s updates merged%s", record["clients"], suffix)
     log_problems(record["problems"])
     if evaluation := record.get("evaluation"):

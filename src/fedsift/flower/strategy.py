@@ -25,6 +25,7 @@ from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.deployment import Deployment
 from fedsift.flower.engine import EvaluateFn, RemoteEngine
 from fedsift.flower.metrics import check_metrics_port, metrics_server
+from fedsift.flower.noise import RATE, check_private
 from fedsift.flower.protocol import NUM_EXAMPLES
 from fedsift.flower.run import DeployedRun
 from fedsift.flower.sampling import (
@@ -34,6 +35,7 @@ from fedsift.flower.sampling import (
     chosen_weights,
     nodes_to_wait_for,
 )
+from fedsift.privacy import DifferentialPrivacy
 from fedsift.privacy.robust import Aggregation, check_aggregation
 from fedsift.privacy.secure.settings import SecureSettings, check_can_be_secure, settings_from
 from fedsift.runs.config import KEEP_CHECKPOINTS, RunConfig, check_keep_checkpoints
@@ -104,6 +106,10 @@ class FedSift(Strategy):
         The shape of one input, such as ``(3, 32, 32)``, for methods that synthesize samples.
     loss
         The clients' loss, for methods whose server computes gradients.
+    privacy
+        Clip each update and add Gaussian noise to their sum, on this server. Metrics include ε, and
+        training stops before the budget is exceeded. See
+        :class:`fedsift.privacy.DifferentialPrivacy`.
     aggregation
         ``"mean"``, ``"median"`` or ``"trimmed"``, as in :func:`fedsift.simulate`. The last two need
         memory for all updates of a round on the server.
@@ -143,6 +149,7 @@ class FedSift(Strategy):
         max_norm_ratio: float | None = MAX_NORM_RATIO,
         buffers: str = "average",
         secure: bool | SecureSettings = False,
+        privacy: DifferentialPrivacy | None = None,
         aggregation: Aggregation = "mean",
         network: nn.Module | None = None,
         input_shape: Sequence[int] | None = None,
@@ -189,13 +196,16 @@ class FedSift(Strategy):
         self.algorithm, self.clients = algorithm, clients
         self.batch_size, self.max_samples = batch_size, max_samples
         self.weights = chosen_weights(weights, weighted_by_key)
+        if privacy is not None:
+            check_private(algorithm, privacy, self.weights, secure_settings is not None)
+            self.weights = "equal"
         self.weight_key = weighted_by_key or NUM_EXAMPLES
         self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
         self.min_nodes = nodes_to_wait_for(min_available_nodes, min_train_nodes)
         self.seed, self.participation = seed, participation
         self.min_clients, self.enough, self.wait = min_clients, enough, wait
         self.max_norm_ratio, self.buffers = float(max_norm_ratio or 0), buffers
-        self.secure = secure_settings
+        self.secure, self.privacy = secure_settings, privacy
         self.aggregation: Aggregation = aggregation
         self.network, self.input_shape, self.loss = network, input_shape, loss
         self.keep_checkpoints, self.metrics_port = keep_checkpoints, metrics_port
@@ -239,7 +249,7 @@ class FedSift(Strategy):
                     run.engine.evaluate_arrays(0, initial_arrays)
                 if run.snapshot.round >= num_rounds:
                     log(INFO, "this run is finished: to train again, choose another folder")
-                while run.snapshot.round < num_rounds:
+                while run.snapshot.round < num_rounds and run.may_continue():
                     log(INFO, "[ROUND %s/%s]", run.snapshot.round + 1, num_rounds)
                     self.run_round(run, train_config, evaluate_config, grid)
                 run.finish()
@@ -267,6 +277,7 @@ class FedSift(Strategy):
 
     def config(self, rounds: int) -> RunConfig:
         """Return the configuration that defines the run."""
+        private = self.privacy and self.privacy.calibrated(RATE, rounds)
         return RunConfig(
             algorithm=self.algorithm.name,
             clients=self.clients,
@@ -288,6 +299,7 @@ class FedSift(Strategy):
             seed=self.seed,
             device="cpu",
             settings=dict(self.algorithm.settings),
+            **(private.settings() if private else {}),  # type: ignore[arg-type]
             dataset=self.dataset,
             model=self.model,
         )
@@ -311,6 +323,8 @@ class FedSift(Strategy):
         algorithm = with_buffers(self.algorithm, layout, self.buffers)
         task = self.task(algorithm, layout)
         engine = RemoteEngine(evaluate_fn, self.enough, Result())
+        config = folder.config()
+        assert isinstance(config, RunConfig)
         federation = Deployment(
             task,
             algorithm,
@@ -323,6 +337,8 @@ class FedSift(Strategy):
             aggregation=self.aggregation,
             weight_key=self.weight_key,
             secure=self.secure,
+            privacy=config.privacy,
+            noise_file=folder.path / "noise-draws.txt",
         )
         return DeployedRun.restore(
             folder, federation, engine, w, timeout, self.wait, self.min_nodes

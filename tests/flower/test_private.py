@@ -1,0 +1,134 @@
+"""Differential privacy on Flower: the server's noise, its cost, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from flwr.app import ArrayRecord
+from inline import InlineGrid, InlineNode
+from torch import nn
+
+from fedsift import algorithms
+from fedsift.flower import FedSift, arrays_of, client_app
+from fedsift.flower.run import DeployedRun
+from fedsift.privacy import DifferentialPrivacy
+from fedsift.privacy.accounting import epsilon_after, noise_for
+
+pytest.importorskip("dp_accounting")
+CLIENTS = 4
+METHOD = algorithms.fedavg(local_steps=2, lr=0.5)
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Linear(50, 10)
+
+
+def load_data(client, clients):
+    draw = torch.Generator().manual_seed(client)
+    x = torch.randn(20, 50, generator=draw)
+    return x, (x[:, 0] > 0).long()
+
+
+@pytest.fixture
+def train(tmp_path):
+    def start(name, rounds, method=METHOD, **options):
+        app = client_app(make_model, load_data, method, state_dir=tmp_path / f"state-{name}")
+        grid = InlineGrid(InlineNode(app, n, CLIENTS) for n in range(CLIENTS))
+        options = {"batch_size": 8, "wait": 0.1, **options}
+        strategy = FedSift(method, CLIENTS, tmp_path / name, **options)
+        return strategy.start(grid, arrays_of(make_model()), rounds, 60.0)
+
+    return start
+
+
+def vector(arrays: ArrayRecord) -> torch.Tensor:
+    return torch.cat([torch.from_numpy(array.numpy()).flatten() for array in arrays.values()])
+
+
+def history(tmp_path, name):
+    return [json.loads(x) for x in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_runs_with_one_seed_differ_by_the_noise_that_is_counted(train):
+    privacy = DifferentialPrivacy(clip=0.1, noise=20.0)
+    first, second = (vector(train(name, 1, privacy=privacy).arrays) for name in ("a", "b"))
+    expected = 2**0.5 * 20.0 * 0.1 / CLIENTS
+    assert float((first - second).std()) == pytest.approx(expected, rel=0.15)
+
+
+def test_updates_are_clipped_before_they_are_summed(train):
+    tiny = DifferentialPrivacy(clip=0.01, noise=1e-6)
+    moved = vector(train("run", 1, privacy=tiny).arrays) - vector(arrays_of(make_model()))
+    assert 0.002 < float(moved.norm()) <= 0.01 * (1 + 1e-3)
+
+
+def test_epsilon_is_that_of_all_clients_in_all_rounds_and_stops_the_run(train, tmp_path):
+    """Clients know who takes part, so sampling makes nothing cheaper."""
+    privacy = DifferentialPrivacy(clip=1.0, noise=5.0, epsilon=2.0)
+    train("run", 9, privacy=privacy, participation=0.5, seed=3)
+    rounds = history(tmp_path, "run")
+    expected = [epsilon_after(n, 5.0, 1.0, 1e-5) for n in range(1, len(rounds) + 1)]
+    assert [record["epsilon"] for record in rounds] == expected
+    assert expected[-1] <= 2.0 < epsilon_after(len(rounds) + 1, 5.0, 1.0, 1e-5)
+    assert len({record["clients"] for record in rounds}) > 1  # each joins independently
+    assert {record["train_loss"] for record in rounds} == {None}
+    train("run", 9, privacy=privacy, participation=0.5, seed=3)  # nothing is left to do
+    assert history(tmp_path, "run") == rounds
+
+
+def test_the_noise_is_chosen_for_all_rounds_and_recorded(train, tmp_path):
+    train("run", 3, privacy=DifferentialPrivacy(clip=1.0, epsilon=4.0))
+    assert 3.9 < history(tmp_path, "run")[-1]["epsilon"] <= 4.0
+    noise = noise_for(4.0, 1e-5, 1.0, 3)
+    assert f"dp_noise = {noise}" in (tmp_path / "run" / "config.toml").read_text()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["epsilon"] > 3.9
+    with pytest.raises(ValueError, match="dp_noise"):
+        train("run", 3, privacy=DifferentialPrivacy(clip=1.0, noise=1.0))
+
+
+def test_a_round_without_clients_gets_noise_too(train, tmp_path):
+    train("run", 6, privacy=DifferentialPrivacy(1.0, noise=5.0), participation=0.25, seed=2)
+    rounds = history(tmp_path, "run")
+    assert 0 in [record["clients"] for record in rounds]
+    assert len(rounds) == 6
+
+
+def test_a_round_that_is_repeated_costs_twice(train, tmp_path, monkeypatch):
+    """Clients may have received its model, which had other noise."""
+    privacy = DifferentialPrivacy(clip=1.0, noise=5.0)
+    write_round = DeployedRun.write_round
+
+    def killed_in_round_2(run):
+        if run.snapshot.round == 2:
+            raise KeyboardInterrupt
+        write_round(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeployedRun, "write_round", killed_in_round_2)
+        with pytest.raises(KeyboardInterrupt):
+            train("run", 3, privacy=privacy)
+    train("run", 3, privacy=privacy)
+    expected = [epsilon_after(n, 5.0, 1.0, 1e-5) for n in (1, 3, 4)]
+    assert [record["epsilon"] for record in history(tmp_path, "run")] == expected
+
+
+def test_sift_common_without_nominations_is_private_on_few_coordinates(train, tmp_path):
+    method = algorithms.sift_common(density=0.2, nominate=False, local_steps=2, lr=0.01)
+    train("run", 3, method, privacy=DifferentialPrivacy(clip=20.0, noise=1.0))
+    assert [record["clients"] for record in history(tmp_path, "run")] == [CLIENTS] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": algorithms.sift()}, "sift cannot be private: its clients choose which"),
+        ({"method": algorithms.sift_common()}, "set nominate to false"),
+        ({"weights": "examples"}, "needs weights='equal', got 'examples'"),
+        ({"secure": True, "method": algorithms.sift_common(nominate=False)}, "not both"),
+    ],
+)
+def test_what_cannot_be_private_is_refused_in_one_line(options, message, train):
+    with pytest.raises(ValueError, match=message) as problem:
+        train("run", 1, privacy=DifferentialPrivacy(1.0, 1.0), **options)
+    assert "\n" not in str(problem.value)
