@@ -19,6 +19,7 @@ Client        client_round.py: a request on a client; client.py: training with t
               file on disk
 Secure sums   secure_client.py: a client's replies to the stages of the protocol; secure_rounds.py:
               the server's queries
+Privacy       noise.py: the server's noise, and how often it was drawn
 Both          protocol.py: requests and replies as Flower messages; arrays.py: models as vectors
 Local demo    demo.py: ``fedsift run`` as a Flower app; local.py: all processes of a federation on
               one machine; keys.py: their certificates and keys
