@@ -6,6 +6,7 @@ model's parameters one after another, and the axes before it are clients.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
@@ -314,6 +315,17 @@ def raw_bytes(x: Tensor) -> bytes:
         return b""  # its stride may be 0, which view does not accept
     flat = x.detach().cpu().reshape(-1).contiguous()
     return flat.view(torch.uint8).numpy().tobytes()
+
+
+def copy_sharing_frozen(model: nn.Module) -> nn.Module:
+    """Copy a model. Its frozen parameters, which may take gigabytes, belong to both.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1))
+    >>> copied = copy_sharing_frozen(model)
+    >>> copied[0].weight is model[0].weight, copied[1].weight is model[1].weight
+    (True, False)
+    """
+    return copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
 
 
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -28,7 +27,7 @@ from fedsift.errors import Diverged
 from fedsift.seeding import torch_seed
 from fedsift.task import NumSteps, Task, all_finite
 from fedsift.task.samples import Pair, Tree, call_model, num_samples, pair_of, select_rows
-from fedsift.vector import State
+from fedsift.vector import State, copy_sharing_frozen
 
 
 class Trained(NamedTuple):
@@ -120,7 +119,7 @@ class Trainer:
 
     def bound_model(self) -> nn.Module:
         """Return a copy of the model whose parameters and gradients are views of the vectors."""
-        model = copy.deepcopy(self.task.model)
+        model = copy_sharing_frozen(self.task.model)
         self.task.layout.bind(model, self.w, self.gradient)
         return model
 

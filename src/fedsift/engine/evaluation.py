@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +27,7 @@ from fedsift.task.broadcasting import check_broadcasting
 from fedsift.task.checks import one_line_errors
 from fedsift.task.losses import has_perplexity
 from fedsift.task.samples import Tree, call_model, first_samples, num_samples, seeded_random
+from fedsift.vector import copy_sharing_frozen
 
 Metric = Callable[[Any, Any], float]
 """A function of the model's output and y that returns a number."""
@@ -133,7 +133,7 @@ def check_shapes(metrics: Mapping[str, Metric], task: Task) -> None:
         return
     x, y = first_samples(task.test)
     with torch.no_grad(), seeded_random(0, task.device):
-        output = call_model(copy.deepcopy(task.model).eval(), x)
+        output = call_model(copy_sharing_frozen(task.model).eval(), x)
         for name, metric in metrics.items():
             check_broadcasting(f"the metric {name!r}", metric, output, y)
 

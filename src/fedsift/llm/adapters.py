@@ -6,7 +6,6 @@ Adaptation of Large Language Models", ICLR 2022.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from fedsift.errors import ConfigError, require_packages
+from fedsift.vector import copy_sharing_frozen
 
 ALL_LINEAR = "all-linear"
 """The targets of LoRA by default: every linear layer but the output layer."""
@@ -79,7 +79,7 @@ def save_adapter(result: HasWeights, model: nn.Module, folder: str | Path) -> Pa
     ``model`` is the one that was passed to :func:`fedsift.simulate`, and remains unchanged. Without
     LoRA, the whole model is written, for ``transformers.AutoModelForCausalLM.from_pretrained``.
     """
-    trained = copy.deepcopy(model)
+    trained = copy_sharing_frozen(model)
     result.load_into(trained)
     return write_adapter(trained, folder)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from fedsift.task.samples import (
     select_rows,
 )
 from fedsift.task.task import Task, all_finite, has_statistics
+from fedsift.vector import copy_sharing_frozen
 
 
 def check_model(model: nn.Module) -> None:
@@ -74,7 +74,7 @@ def check_task(task: Task, needs_gradient: bool = True) -> tuple[str, ...]:
         raise ValueError(
             f"loss must be a function (output, y) -> number, got {describe_object(task.loss)}"
         )
-    model, tried, output = task.train_mode(copy.deepcopy(task.model)), set(), None
+    model, tried, output = task.train_mode(copy_sharing_frozen(task.model)), set(), None
     before = {name: (x, x._version, x.clone()) for name, x in model.named_buffers()}
     for client, data in enumerate(task.clients):
         name, number = f"client {client}", min(2, task.batch_of(client))
@@ -110,7 +110,7 @@ def check_test_data(owner: str, task: Task, data: Data) -> object:
     Raises ValueError if the model or the loss fails on them, on the labels, or on samples that are
     not finite.
     """
-    model = copy.deepcopy(task.model).eval()
+    model = copy_sharing_frozen(task.model).eval()
     output, _ = _try_samples(owner, task, first_samples(data), model)
     if isinstance(data, tuple):
         _check_labels(owner, task, data[1], output)
