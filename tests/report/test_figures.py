@@ -203,7 +203,7 @@ def test_values_of_theta_are_compared_separately(tmp_path, runs):
     ]
     partitions = [section.name.rpartition(", ")[2] for section in sections_of([run, *skewed])]
     assert partitions == [
-        "partition iid", "partition dirichlet (θ = 0.1)", "partition dirichlet (θ = 1.0)",
+        "partition iid", "partition dirichlet (θ = 0.1)", "partition dirichlet (θ = 1)",
     ]  # fmt: skip
 
 

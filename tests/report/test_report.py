@@ -5,6 +5,7 @@ import random
 import shutil
 import statistics
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -200,6 +201,13 @@ def test_partitions_are_compared_separately(runs, tmp_path, capsys):
     for partition in ("iid", "dirichlet (θ = 0.1)"):
         assert f"partition {partition}</h2>" in text
     assert set(data_in(report)["comparisons"]) == {"comparison0", "comparison1"}
+
+
+def test_runs_on_validation_data_are_not_compared_with_those_on_test_data(runs):
+    run = read_run(runs / "fedadam-0")
+    held_out = replace(run, summary={**run.summary, "validation": 0.1})
+    partitions = [comparison.partition for comparison in arrange([run, held_out])]
+    assert partitions == ["iid", "iid, tested on 10 % of the training data"]
 
 
 def damaged_line(folder, name, number, change):

@@ -34,7 +34,7 @@ def committed_runs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "llm"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_results_are_made_from_the_committed_runs(name, committed_runs, tmp_path):
     made = list(write_results(Experiment.load(name), Selection(), committed_runs, tmp_path))
     committed = (REPRODUCE / "results").glob(f"{name}[.-]*")

@@ -188,3 +188,9 @@ def test_a_method_that_is_not_compared_is_refused(tiny, capsys):
     assert main([*SMALL, "--methods", "fedprox"]) == 2
     assert "unknown method 'fedprox'" in capsys.readouterr().err
     assert main([*SMALL, "--seeds", "0"]) == 2
+
+
+def test_a_setting_that_a_task_does_not_have_is_refused(capsys):
+    assert main(["reproduce", "rivals", "--task", "cnn-500-clients", "--setting", "iid"]) == 2
+    said = capsys.readouterr().err
+    assert "rivals does not compare cnn-500-clients with --setting iid: leave out" in said

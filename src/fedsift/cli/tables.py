@@ -18,6 +18,7 @@ from fedsift.runs.compare import (
     Row,
     dense_fedadam_bytes,
     mibit,
+    partition_text,
 )
 from fedsift.runs.config import RunConfig
 
@@ -66,16 +67,6 @@ def quality_rows(summary: Mapping[str, Any], loss: float | None) -> dict[str, st
     if summary["final_accuracy"] is None and loss is not None:
         return {"final test loss": f"{loss:.4g}"}
     return {f"{x} accuracy": percent(summary[f"{x}_accuracy"]) for x in ("final", "best")}
-
-
-def partition_text(summary: Mapping[str, Any]) -> str:
-    """Return the partition, with θ where it applies.
-
-    >>> partition_text({"partition": "dirichlet", "theta": 0.1})
-    'dirichlet (θ = 0.1)'
-    """
-    partition = str(summary["partition"])
-    return f"{partition} (θ = {summary['theta']:g})" if partition == "dirichlet" else partition
 
 
 COMPARISON = ("algorithm", "MB", "vs dense", "Mibit", "round")

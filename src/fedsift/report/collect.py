@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsift.errors import ConfigError
 from fedsift.report.validation import METRICS, SUMMARY, UPLOADS, check_fields, check_lines
-from fedsift.runs.compare import dense_fedadam_bytes
+from fedsift.runs.compare import dense_fedadam_bytes, partition_text
 from fedsift.runs.config import read_values
 from fedsift.runs.folder import RunFolder, column
 from fedsift.runs.records import last_round, trained_rounds
@@ -39,10 +39,8 @@ class ReportedRun:
 
     @property
     def partition(self) -> str:
-        """The partition of the data, with θ where it applies."""
-        theta = self.setting("theta")
-        name = str(self.setting("partition"))
-        return name if theta is None else f"{name} (θ = {theta})"
+        """The partition of the data, with θ where it applies, and what was held out."""
+        return partition_text(self.summary)
 
     def setting(self, key: str) -> Any:
         """Return a setting; θ only if the partition uses it."""

@@ -71,7 +71,11 @@ def check_selection(experiment: Experiment, selection: Selection) -> None:
         return
     if selection.seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {selection.seeds}")
-    groups = groups_of(experiment, selection)
+    if not (groups := groups_of(experiment, selection)):
+        raise ValueError(
+            f"{experiment.name} does not compare {selection.task} with --setting "
+            f"{selection.setting}: leave out --setting"
+        )
     runs = [run for group in groups for run in validation_runs(experiment, group, selection)]
     require_known_methods(runs, selection.methods)
 

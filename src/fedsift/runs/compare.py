@@ -50,6 +50,21 @@ def dense_fedadam_bytes(
     return 12.0 * parameters * rounds * cohort_size(participation, clients) / clients
 
 
+def partition_text(summary: Mapping[str, Any]) -> str:
+    """Return the partition, with θ where it applies, and what was held out of the training data.
+
+    >>> partition_text({"partition": "dirichlet", "theta": 0.1})
+    'dirichlet (θ = 0.1)'
+    >>> partition_text({"partition": "iid", "validation": 0.1})
+    'iid, tested on 10 % of the training data'
+    """
+    name = str(summary.get("partition"))
+    text = f"{name} (θ = {summary['theta']:g})" if name == "dirichlet" else name
+    if share := summary.get("validation"):
+        text += f", tested on {share:.0%} of the training data".replace("%", " %")
+    return text
+
+
 @dataclass(frozen=True)
 class Row:
     """The result of one algorithm: its uplink per client when it first reached the target.
