@@ -18,7 +18,7 @@ NAMES = [*SCRIPTS, "notebook"]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def cwd(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(FOLDER)
     mpl.use("agg")

@@ -58,7 +58,7 @@ def federation(problem, engine="one by one", wire="count", **settings):
     return replace(fed, engine=ENGINES[engine](fed))
 
 
-def played(fed, rounds=ROUNDS):
+def after_rounds(fed, rounds=ROUNDS):
     snapshot = fed.initial_snapshot()
     for _ in range(rounds):
         snapshot, _ = fed.run_round(snapshot)
@@ -84,7 +84,7 @@ def test_ten_rounds_agree_to_ten_digits_on_every_engine(engine, bits, monkeypatc
         losses(problem), [1.0] * 6, problem.w0.numpy(), cohorts,
         lambda t, k, p: rebuilt(t, k + 1, p), bits=bits, **SETTINGS,
     )  # fmt: skip
-    found = played(fed).state.w.numpy()
+    found = after_rounds(fed).state.w.numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
     assert np.abs(found - problem.w0.numpy()).max() > 1e-3
 
@@ -121,7 +121,7 @@ def test_frames_hold_the_scalars_and_a_header(bits, payload):
         return decode(frame, spec.layout, limits), len(frame)
 
     fed = federation(ridge(3, clients=6, d=5000, dtype=torch.float32), wire="real", bits=bits)
-    played(replace(fed, wire=SimulatedWire(send)), 2)
+    after_rounds(replace(fed, wire=SimulatedWire(send)), 2)
     assert {n for _, n in sizes} == {payload}
     assert max(header for header, _ in sizes) < 48
 
@@ -138,7 +138,7 @@ def test_a_client_that_was_away_replays_the_broadcasts_bit_for_bit(bits):
 
     fed = federation(ridge(3, clients=6, d=500, dtype=torch.float32), wire="real", bits=bits)
     fed = replace(fed, wire=SimulatedWire(send))
-    end, state = played(fed, 5).state, fed.initial_snapshot().state
+    end, state = after_rounds(fed, 5).state, fed.initial_snapshot().state
     for round, frame in enumerate(frames, 1):
         parts = decode(frame, fed.task.layout).parts
         state, _ = apply_broadcast(fed.algorithm, Context.of(fed.task, round, state), state, parts)

@@ -42,7 +42,7 @@ def federation(model, clients, loss, engine="one by one", wire="count", **settin
     return replace(fed, engine=ENGINES[engine](fed))
 
 
-def played(fed, rounds=ROUNDS):
+def after_rounds(fed, rounds=ROUNDS):
     snapshot = fed.initial_snapshot()
     for _ in range(rounds):
         snapshot, report = fed.run_round(snapshot)
@@ -82,7 +82,7 @@ def test_ten_rounds_agree_to_ten_digits_on_every_engine(engine, monkeypatch):
     w0 = problem.w0.numpy()
     found = expected(fed, problem.gradients, w0, oracle.squares(), ((D,), (1,)))
     assert np.abs(found[0] - w0).max() > 1e-3
-    assert_agrees(played(fed), found)
+    assert_agrees(after_rounds(fed), found)
 
 
 def softmax_gradient(x, y):
@@ -114,7 +114,7 @@ def test_labels_are_any_vectors_for_cross_entropy():
     gradients = [softmax_gradient(x.numpy(), y.numpy()) for x, y in clients]
     w0 = model.weight.detach().numpy().ravel()
     sample = oracle.cross_entropy(CLASSES)
-    assert_agrees(played(fed), expected(fed, gradients, w0, sample, ((4,), (CLASSES,))))
+    assert_agrees(after_rounds(fed), expected(fed, gradients, w0, sample, ((4,), (CLASSES,))))
 
 
 def test_frames_hold_a_sample_and_a_header():
@@ -130,7 +130,7 @@ def test_frames_hold_a_sample_and_a_header():
 
     model, clients = classification(torch.float32, inputs=500)
     fed = federation(model, clients, cross_entropy, wire="real", sample_steps=1)
-    end = played(replace(fed, wire=SimulatedWire(send)), 2)
+    end = after_rounds(replace(fed, wire=SimulatedWire(send)), 2)
     payload = 4 * (500 + CLASSES + 1)
     assert {n for _, n in sizes} == {payload}
     assert max(header for header, _ in sizes) < 48

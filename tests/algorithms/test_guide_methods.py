@@ -89,7 +89,7 @@ def cohorts(fed):
     return [fed.cohort(t) for t in range(1, ROUNDS + 1)]
 
 
-def close(ours, theirs):
+def assert_close(ours, theirs):
     np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-10)
 
 
@@ -112,7 +112,7 @@ def test_fednova_agrees_with_its_paper(engine, methods, monkeypatch):
             ds.append((W - w) / steps[n])
         tau = mean_of(cohort, [steps[n] for n in cohort], problem.sizes)
         W = W - tau * mean_of(cohort, ds, problem.sizes)
-    close(trained(fed, engine).state.w, W)
+    assert_close(trained(fed, engine).state.w, W)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -133,10 +133,10 @@ def test_feddyn_agrees_with_its_paper(engine, methods, monkeypatch):
         h = h - alpha * sum(w - W for w in ws) / CLIENTS
         W = sum(ws) / len(ws) - h / alpha
     end = trained(fed, engine)
-    close(end.state.w, W)
-    close(end.server_memory["h"][0], h)
+    assert_close(end.state.w, W)
+    assert_close(end.server_memory["h"][0], h)
     for n, memory in end.client_memory.items():
-        close(memory["h"][0], hs[n])
+        assert_close(memory["h"][0], hs[n])
 
 
 def test_the_majority_of_the_signs_decides(methods):
@@ -147,7 +147,7 @@ def test_the_majority_of_the_signs_decides(methods):
         moves = [local_sgd(problem.gradients[n], W, 3, LR) - W for n in cohort]
         W = W + 0.1 * np.where(sum(np.sign(move) for move in moves) >= 0, 1.0, -1.0)
     end = trained(fed)
-    close(end.state.w, W)
+    assert_close(end.state.w, W)
     assert end.traffic.uplink_bytes <= 0.6 * ROUNDS * 50  # a header and 2 bytes of signs
 
 
@@ -159,7 +159,7 @@ def test_every_engine_gives_the_same_result(name, methods, monkeypatch):
     reference, processes, stacked = (trained(fed, engine, 4) for engine in ENGINES)
     assert torch.equal(reference.state.w, processes.state.w)
     assert reference.traffic == processes.traffic == stacked.traffic
-    close(stacked.state.w, reference.state.w.numpy())
+    assert_close(stacked.state.w, reference.state.w.numpy())
 
 
 @pytest.mark.parametrize("name", ["my_fedprox", "fedavgm", "fednova", "feddyn"])

@@ -20,7 +20,7 @@ def loss(problem, w):
     return float(sum(each * n for each, n in pairs) / sum(n for _, n in pairs))
 
 
-def played(federation, snapshot, rounds):
+def after_rounds(federation, snapshot, rounds):
     for _ in range(rounds):
         snapshot, _ = federation.run_round(snapshot)
     return snapshot
@@ -34,11 +34,11 @@ def test_training_recovers_from_lost_residuals(seed):
         participation=1.0, dropout=0.0, min_clients=0, wire="count", loss=mse_loss, seed=0,
         device="cpu"),
     )  # fmt: skip
-    before = played(federation, federation.initial_snapshot(), 20)
+    before = after_rounds(federation, federation.initial_snapshot(), 20)
     remembered = {n: kept for n, kept in before.client_memory.items() if n % 2}
     assert any(bool(kept["residual"].any()) for kept in remembered.values())
     forgetful = replace(before, client_memory=InMemory(remembered))  # the others begin with zeros
-    whole, broken = (played(federation, each, 12) for each in (before, forgetful))
+    whole, broken = (after_rounds(federation, each, 12) for each in (before, forgetful))
     assert not torch.equal(whole.state.w, broken.state.w)
     # Twelve rounds later, both have reduced the loss equally.
     start, without, with_loss = (loss(problem, x.state.w) for x in (before, whole, broken))

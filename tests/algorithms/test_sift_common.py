@@ -50,7 +50,7 @@ def federation(problem, engine="one by one", participation=0.6, **settings):
     return replace(fed, engine=ENGINES[engine](fed))
 
 
-def played(fed, rounds=ROUNDS, snapshot=None):
+def after_rounds(fed, rounds=ROUNDS, snapshot=None):
     snapshot = snapshot or fed.initial_snapshot()
     for _ in range(rounds):
         snapshot, report = fed.run_round(snapshot)
@@ -85,7 +85,7 @@ def test_twelve_rounds_agree_to_ten_digits_on_every_engine(engine, changes, monk
     *expected, model = oracle.sift_common(
         problem.gradients, [1] * CLIENTS, problem.w0.numpy(), cohorts, **{**SETTINGS, **changes}
     )
-    found = played(fed)
+    found = after_rounds(fed)
     for ours, theirs in zip(found.state, expected, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(fed.model_weights(found).numpy(), model, rtol=1e-10, atol=1e-10)
@@ -94,19 +94,19 @@ def test_twelve_rounds_agree_to_ten_digits_on_every_engine(engine, changes, monk
 
 def test_the_first_round_only_nominates():
     fed, frames = recorded(federation(ridge(0, clients=CLIENTS, d=D)))
-    first = played(fed, 1)
+    first = after_rounds(fed, 1)
     assert torch.equal(first.state.w, fed.initial_snapshot().state.w)
     uploads = [decode(frame, fed.task.layout) for _, client, frame in frames if client is not None]
     assert len(uploads) == 3
     assert all([*update.parts[0].values] == ["c"] for update in uploads)
     assert int((first.state.c > 0).sum()) == 8
-    second = played(fed, 1, first)
+    second = after_rounds(fed, 1, first)
     assert int((second.state.w != first.state.w).sum()) == 8
 
 
 def test_everyone_sends_the_same_coordinates_as_whole_numbers_without_indices():
     fed, frames = recorded(federation(ridge(0, clients=CLIENTS, d=D, dtype=torch.float32)))
-    played(fed, 4)
+    after_rounds(fed, 4)
     assert [fed.algorithm.phase(n).summed for n in (1, 2)] == [(), ("p",)]
     for spec, client, frame in frames:
         if client is None or spec.round == 1:
@@ -123,9 +123,9 @@ def test_the_sum_of_the_messages_has_the_same_bits_as_a_sum_of_whole_numbers():
     """In float32, whatever the weights and the order: a secure sum can take its place."""
     problem = ridge(1, clients=CLIENTS, d=D, dtype=torch.float32)
     fed, frames = recorded(federation(problem, participation=1.0))
-    before = played(fed, 5)
+    before = after_rounds(fed, 5)
     del frames[:]
-    played(fed, 1, before)
+    after_rounds(fed, 1, before)
     uploads = [decode(f, s.layout) for s, client, f in frames if client is not None]
     zeros = fed.algorithm.zero_update(fed.task.layout, before.state.w)
     for order in (uploads, uploads[::-1]):
@@ -144,9 +144,9 @@ def test_the_sum_of_the_messages_has_the_same_bits_as_a_sum_of_whole_numbers():
 def test_the_wire_and_the_engine_do_not_change_a_bit(wire, monkeypatch):
     monkeypatch.setattr(forked, "MIN_PARALLEL_SECONDS", -1.0)
     problem = ridge(2, clients=CLIENTS, d=D, dtype=torch.float32)
-    one = played(federation(problem))
+    one = after_rounds(federation(problem))
     other = federation(problem, "in processes")
-    other = played(replace(other, wire=ENCODED) if wire == "real" else other)
+    other = after_rounds(replace(other, wire=ENCODED) if wire == "real" else other)
     for ours, theirs in zip(one.state, other.state, strict=True):
         assert torch.equal(ours, theirs)
     assert one.traffic == other.traffic
@@ -155,7 +155,7 @@ def test_the_wire_and_the_engine_do_not_change_a_bit(wire, monkeypatch):
 def test_a_client_that_was_away_has_the_mask_from_broadcasts_or_with_the_state():
     problem = ridge(3, clients=CLIENTS, d=D, dtype=torch.float32)
     fed, frames = recorded(federation(problem))
-    start, end = fed.initial_snapshot().state, played(fed, 6).state
+    start, end = fed.initial_snapshot().state, after_rounds(fed, 6).state
     replayed, late = start, None
     broadcasts = [(s.round, f) for s, client, f in frames if client is None and s.round]
     for round, frame in broadcasts:
@@ -244,7 +244,7 @@ def test_training_works_with_partial_participation_and_dropout(whims):
 
 def test_a_round_without_updates_keeps_the_mask():
     fed = federation(ridge(0, clients=CLIENTS, d=D))
-    before = played(fed, 3)
+    before = after_rounds(fed, 3)
     nobody = replace(fed, dropout=0.999999)
     after, report = nobody.run_round(before)
     assert report.clients == 0
@@ -255,7 +255,8 @@ def test_settings_may_be_schedules():
     schedule = fedsift.schedules.linear(0.7, 0.0, rounds=4)
     fed = federation(ridge(0, clients=CLIENTS, d=D), ahead=schedule)
     assert not torch.equal(
-        played(fed, 6).state.w, played(federation(ridge(0, clients=CLIENTS, d=D)), 6).state.w
+        after_rounds(fed, 6).state.w,
+        after_rounds(federation(ridge(0, clients=CLIENTS, d=D)), 6).state.w,
     )
     with pytest.raises(ValueError, match=r"density must be in \(0, 1\] in all rounds, got the"):
         sift_common(density=lambda round: 0.1 * round)

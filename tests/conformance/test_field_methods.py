@@ -100,7 +100,7 @@ def expected(fed, case, problem):
     )  # fmt: skip
 
 
-def close(ours, theirs):
+def assert_close(ours, theirs):
     np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-10)
 
 
@@ -115,16 +115,16 @@ def test_ten_rounds_agree_to_ten_digits_on_every_engine(name, engine, monkeypatc
     end = trained(replace(fed, engine=engine(fed.task, *extra)))
     if case.oracle is scaffold:
         W, c, cs = found
-        close(end.state.w, W)
-        close(end.state.c, c)
+        assert_close(end.state.w, W)
+        assert_close(end.state.c, c)
         for client, memory in end.client_memory.items():
-            close(memory["c"][0], cs[client])
+            assert_close(memory["c"][0], cs[client])
     elif case.oracle is fedopt:
-        close(end.state.w, found.W)
-        close(end.server_memory["m"][0], found.m)
-        close(end.server_memory["v"][0], found.v)
+        assert_close(end.state.w, found.W)
+        assert_close(end.server_memory["m"][0], found.m)
+        assert_close(end.server_memory["v"][0], found.v)
     else:
-        close(end.state.w, found)
+        assert_close(end.state.w, found)
 
 
 def test_sparseloco_agrees_when_there_are_several_chunks_and_blocks(monkeypatch):
@@ -136,7 +136,7 @@ def test_sparseloco_agrees_when_there_are_several_chunks_and_blocks(monkeypatch)
     problem = ridge(0, clients=CLIENTS)
     fed = federation(CASES["sparseloco"], problem)
     several = replace(CASES["sparseloco"], oracle=partial(sparseloco, **sizes))
-    close(trained(fed).state.w, expected(fed, several, problem))
+    assert_close(trained(fed).state.w, expected(fed, several, problem))
 
 
 def simulated(algorithm, dtype=torch.float32, **options):

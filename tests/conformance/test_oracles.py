@@ -25,7 +25,7 @@ def problem():
     return ridge(3, clients=CLIENTS, d=D)
 
 
-def everyone(rounds):
+def full_cohorts(rounds):
     return [list(range(CLIENTS))] * rounds
 
 
@@ -52,7 +52,7 @@ def optimum(problem):
     return np.linalg.solve(hessian, sum(x.T @ y / len(x) for x, y in clients))
 
 
-def close(ours, theirs, tolerance=1e-10):
+def assert_close(ours, theirs, tolerance=1e-10):
     np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
@@ -61,7 +61,7 @@ def close(ours, theirs, tolerance=1e-10):
 
 def test_fedavg_of_everyone_is_fedsgd(problem):
     sgd, _, _ = oracle.fedsgd(*data(problem), 5, local_steps=4, lr=0.01)
-    close(averaged(problem, everyone(5), [4] * CLIENTS), sgd)
+    assert_close(averaged(problem, full_cohorts(5), [4] * CLIENTS), sgd)
 
 
 def test_fedavg_never_asks_a_client_that_is_away(problem):
@@ -82,9 +82,9 @@ def test_a_client_of_weight_three_is_three_clients(problem):
     three = fedavg(
         [problem.gradients[0], *[problem.gradients[1]] * 3],
         [problem.sizes[0], *[problem.sizes[1] / 3] * 3],
-        problem.w0.numpy(), everyone(4), local_steps=[STEPS[0], *[STEPS[1]] * 3], lr=0.01,
+        problem.w0.numpy(), full_cohorts(4), local_steps=[STEPS[0], *[STEPS[1]] * 3], lr=0.01,
     )  # fmt: skip
-    close(three, one)
+    assert_close(three, one)
 
 
 def test_momentum_is_the_heavy_ball_and_restarts_with_the_round(problem):
@@ -94,7 +94,7 @@ def test_momentum_is_the_heavy_ball_and_restarts_with_the_round(problem):
         before = x
         for _ in range(5):
             x, before = x - lr * gradient(x) + beta * (x - before), x
-    close(averaged(problem, [[0]] * 2, [5] * CLIENTS, lr=lr, momentum=beta), x)
+    assert_close(averaged(problem, [[0]] * 2, [5] * CLIENTS, lr=lr, momentum=beta), x)
     one_step = [1] * CLIENTS
     with_momentum = averaged(problem, steps=one_step, momentum=beta)
     np.testing.assert_array_equal(with_momentum, averaged(problem, steps=one_step))
@@ -124,7 +124,7 @@ def test_fedprox_finds_the_proximal_point(problem):
     w0, mu = problem.w0.numpy(), 2.0
     hessian = 2 * x.T @ x / len(x)
     expected = np.linalg.solve(hessian + mu * np.eye(D), 2 * x.T @ y / len(x) + mu * w0)
-    close(proximal(problem, mu, [[1]], [2000] * CLIENTS, lr=0.02), expected)
+    assert_close(proximal(problem, mu, [[1]], [2000] * CLIENTS, lr=0.02), expected)
 
 
 def controlled(problem, cohorts=COHORTS, steps=STEPS, weights=(1.0,) * CLIENTS, **settings):
@@ -136,20 +136,20 @@ def controlled(problem, cohorts=COHORTS, steps=STEPS, weights=(1.0,) * CLIENTS, 
 
 def test_scaffold_starts_as_fedavg(problem):
     W, _, _ = controlled(problem, COHORTS[:1], weights=problem.sizes)
-    close(W, averaged(problem, COHORTS[:1]), 1e-14)
+    assert_close(W, averaged(problem, COHORTS[:1]), 1e-14)
 
 
 def test_scaffold_of_identical_clients_is_fedavg():
     problem = ridge(3, clients=CLIENTS, d=D, alike=True)
-    W, c, cs = controlled(problem, everyone(8), [3] * CLIENTS)
-    close(W, averaged(problem, everyone(8), [3] * CLIENTS))
+    W, c, cs = controlled(problem, full_cohorts(8), [3] * CLIENTS)
+    assert_close(W, averaged(problem, full_cohorts(8), [3] * CLIENTS))
     for c_n in cs:
-        close(c_n, c)
+        assert_close(c_n, c)
 
 
 def test_scaffolds_server_variate_is_the_mean_of_the_clients(problem):
     _, c, cs = controlled(problem)
-    close(c, np.mean(cs, axis=0))
+    assert_close(c, np.mean(cs, axis=0))
 
 
 def test_a_clients_variate_is_the_mean_gradient_of_its_last_round(problem):
@@ -163,21 +163,21 @@ def test_a_clients_variate_is_the_mean_gradient_of_its_last_round(problem):
         gradients, [1.0] * CLIENTS, problem.w0.numpy(), COHORTS, local_steps=STEPS, lr=0.01
     )
     for c_n, of_client, steps in zip(cs, seen, STEPS, strict=True):
-        close(c_n, np.mean(of_client[-steps:], axis=0))
+        assert_close(c_n, np.mean(of_client[-steps:], axis=0))
 
 
 def test_scaffold_reaches_the_optimum_of_unlike_clients_and_fedavg_does_not(problem):
     steps = [5] * CLIENTS
     gradients = [gradient(optimum(problem)) for gradient in problem.gradients]
-    W, c, cs = controlled(problem, everyone(400), steps, lr=0.02)
-    close(W, optimum(problem), 1e-6)
-    close(c, np.zeros(D), 1e-6)
-    close(cs, gradients, 1e-5)
+    W, c, cs = controlled(problem, full_cohorts(400), steps, lr=0.02)
+    assert_close(W, optimum(problem), 1e-6)
+    assert_close(c, np.zeros(D), 1e-6)
+    assert_close(cs, gradients, 1e-5)
     equal = fedavg(
         problem.gradients,
         [1.0] * CLIENTS,
         problem.w0.numpy(),
-        everyone(400),
+        full_cohorts(400),
         local_steps=steps,
         lr=0.02,
     )  # fmt: skip
@@ -188,7 +188,7 @@ def test_the_servers_step_scales_the_first_round(problem):
     w0 = problem.w0.numpy()
     one, _, _ = controlled(problem, COHORTS[:1])
     half, _, _ = controlled(problem, COHORTS[:1], server_lr=0.5)
-    close(half - w0, 0.5 * (one - w0))
+    assert_close(half - w0, 0.5 * (one - w0))
 
 
 # FedOpt
@@ -207,7 +207,7 @@ def test_a_large_tau_makes_fedopt_a_scaled_fedavg(problem, server, beta2):
     """v stays at tau^2, so that a step is server_lr / (2 tau) times the mean change."""
     tau = 1e5
     state = adaptive(problem, server=server, beta1=0.0, beta2=beta2, tau=tau, server_lr=2 * tau)
-    close(state.W, averaged(problem), 1e-8)
+    assert_close(state.W, averaged(problem), 1e-8)
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -219,7 +219,7 @@ def test_fedopt_does_not_depend_on_the_scale_of_the_updates(server):
         delta = draw.normal(size=D)
         small = server_step(small, delta, tau=1e-2, **settings)
         large = server_step(large, 8 * delta, tau=8e-2, **settings)
-    close(large.W, small.W)
+    assert_close(large.W, small.W)
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -232,7 +232,7 @@ def test_a_constant_update_moves_fedopt_by_the_servers_step(server):
             state, delta, server=server, server_lr=0.1, beta1=0.9, beta2=0.99, tau=1e-9
         )
     step = 0.1 / np.sqrt(2000) if server == "adagrad" else 0.1
-    close(before - state.W, step, 1e-7)
+    assert_close(before - state.W, step, 1e-7)
 
 
 def test_yogi_changes_v_by_no_more_than_the_square():
@@ -264,7 +264,7 @@ def forward_only(problem, directions=random_directions, cohorts=COHORTS, losses_
 
 def test_decomfl_along_every_axis_is_fedavg(problem):
     W, _, _ = forward_only(problem, axes, local_steps=3, perturbations=D)
-    close(W, averaged(problem, steps=[3] * CLIENTS, lr=0.005))
+    assert_close(W, averaged(problem, steps=[3] * CLIENTS, lr=0.005))
 
 
 def test_decomfls_step_approaches_the_gradients(problem):
@@ -296,7 +296,7 @@ def test_feedsign_votes_and_moves_by_the_learning_rate(problem):
     linear = [lambda w, s=s: s * w @ random_directions(1, 0, 0) for s in slopes]
     W, history, _ = feedsign(problem, cohorts=[[0, 1, 2]], losses_of=linear)
     assert history[0] == 1.0
-    close(problem.w0.numpy() - W, 0.005 * random_directions(1, 0, 0))
+    assert_close(problem.w0.numpy() - W, 0.005 * random_directions(1, 0, 0))
 
 
 def test_feedsign_does_not_see_the_scale_of_a_loss(problem):
@@ -338,10 +338,10 @@ def test_a_samples_gradient_and_pullback_are_slopes(name):
     sample, w, u, x, y = case
     if name == "squares":
         sample, w, u, y = synthetic.squares(), w[:4], u[:4], y[:1]
-    close(sample.gradient(w, x, y), slope(lambda w: SAMPLES[name](w, x, y), w), 1e-6)
+    assert_close(sample.gradient(w, x, y), slope(lambda w: SAMPLES[name](w, x, y), w), 1e-6)
     dx, dy = sample.pullback(w, x, y, u)
-    close(dx, slope(lambda x: sample.gradient(w, x, y) @ u, x), 1e-6)
-    close(dy, slope(lambda y: sample.gradient(w, x, y) @ u, y), 1e-6)
+    assert_close(dx, slope(lambda x: sample.gradient(w, x, y) @ u, x), 1e-6)
+    assert_close(dy, slope(lambda y: sample.gradient(w, x, y) @ u, y), 1e-6)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -353,7 +353,7 @@ def test_synthesis_descends_on_one_minus_the_cosine(sign):
 
     lr, z = 1e-2, np.concatenate([x, y])
     found_x, found_y, _ = synthesize(sample, w, sign * r, x, y, 1, lr)
-    close(np.concatenate([found_x, found_y]), z - lr * slope(distance, z), 1e-8)
+    assert_close(np.concatenate([found_x, found_y]), z - lr * slope(distance, z), 1e-8)
     long_x, long_y, _ = synthesize(sample, w, sign * r, x, y, 300, 0.5)
     assert distance(np.concatenate([long_x, long_y])) < 0.8 * distance(z)
 
@@ -391,7 +391,7 @@ def test_residuals_keep_what_was_not_sent(problem):
         problem, synthetic.squares(), [[2]] * 5, gradients=constant
     )
     change = 5 * STEPS[2] * -0.005 * constant[2](None)
-    close(W - problem.w0.numpy() + residual + residuals[2], change)
+    assert_close(W - problem.w0.numpy() + residual + residuals[2], change)
     assert np.linalg.norm(residuals[2]) > 0.01 * np.linalg.norm(change)
     assert not any(residuals[n].any() for n in (0, 1, 3))
 
@@ -400,34 +400,34 @@ def test_a_sample_that_says_everything_makes_e3sfc_fedavg(problem):
     """With the loss x w the gradient is x: descent turns it into the direction of the residual."""
     linear = Sample(lambda w, x, y: x, lambda w, x, y, u: (u, np.zeros(1)))
     W, residuals, residual = synthesized(problem, linear, COHORTS[:4], 500, 1.0)
-    close(W, averaged(problem, COHORTS[:4], lr=0.005), 1e-6)
-    close(np.array([*residuals, residual]), 0.0, 1e-6)
+    assert_close(W, averaged(problem, COHORTS[:4], lr=0.005), 1e-6)
+    assert_close(np.array([*residuals, residual]), 0.0, 1e-6)
 
 
 # SparseLoCo's four levels
 
 
-def heavy(seed=0, size=200):
+def heavy_tailed(seed=0, size=200):
     return np.random.default_rng(seed).standard_t(3, size=size)
 
 
 def test_four_levels_keep_the_mean_and_lose_what_is_orthogonal():
-    x = heavy()
+    x = heavy_tailed()
     q = four_levels(x)
     assert len(np.unique(q)) == 4
-    close(np.mean(q), np.mean(x))
-    close(q @ q + (x - q) @ (x - q), x @ x)
+    assert_close(np.mean(q), np.mean(x))
+    assert_close(q @ q + (x - q) @ (x - q), x @ x)
     assert np.all(np.diff(q[np.argsort(x)]) >= 0)
 
 
 def test_four_levels_follow_shifts_and_scales():
-    x = heavy()
-    close(four_levels(3 * x + 7), 3 * four_levels(x) + 7)
+    x = heavy_tailed()
+    assert_close(four_levels(3 * x + 7), 3 * four_levels(x) + 7)
 
 
 def test_four_levels_are_not_symmetric():
     """Below the mean a value is large from 2.25 standard deviations on, above it from 0.75 on."""
-    x = heavy()
+    x = heavy_tailed()
     z = (x - np.mean(x)) / np.std(x, ddof=1)
     codes = np.unique(four_levels(x), return_inverse=True)[1]
     edges = [(np.max(z[codes == level]), np.min(z[codes == level + 1])) for level in range(3)]
@@ -438,15 +438,15 @@ def test_four_levels_are_not_symmetric():
 
 @pytest.mark.parametrize("x", [[2.5], [0.0, 0.0], [-1.5, -1.5, -1.5]])
 def test_values_without_spread_are_exact(x):
-    close(four_levels(np.array(x)), x)
+    assert_close(four_levels(np.array(x)), x)
 
 
 def test_two_values_share_a_level():
     """They lie 0.71 standard deviations from their mean, and the middle bin ends at 0.75."""
-    close(four_levels(np.array([1.0, 4.0])), [2.5, 2.5])
+    assert_close(four_levels(np.array([1.0, 4.0])), [2.5, 2.5])
 
 
-def loco(problem, block, density=1.0, decay=0.9, cohorts=COHORTS, outer_lr=0.8, chunk=D):
+def run_sparseloco(problem, block, density=1.0, decay=0.9, cohorts=COHORTS, outer_lr=0.8, chunk=D):
     return sparseloco(
         *data(problem), cohorts, density=density, decay=decay, outer_lr=outer_lr,
         local_steps=[3] * CLIENTS, lr=0.02, beta1=0.9, beta2=0.99, eps=1e-6,
@@ -456,18 +456,18 @@ def loco(problem, block, density=1.0, decay=0.9, cohorts=COHORTS, outer_lr=0.8, 
 
 def test_sparseloco_forgets_nothing_that_its_levels_say_exactly(problem):
     """A value that is a block of its own has no spread: nothing is left to decay."""
-    exact = [loco(problem, 1, decay=decay) for decay in (0.1, 0.9)]
-    close(*exact)
-    rounded = [loco(problem, D, decay=decay) for decay in (0.1, 0.9)]
+    exact = [run_sparseloco(problem, 1, decay=decay) for decay in (0.1, 0.9)]
+    assert_close(*exact)
+    rounded = [run_sparseloco(problem, D, decay=decay) for decay in (0.1, 0.9)]
     assert not np.allclose(*rounded)
 
 
 def test_sparseloco_sends_the_density_of_each_chunk(problem):
-    moved = loco(problem, D, 0.5, cohorts=[[1]], chunk=4) != problem.w0.numpy()
+    moved = run_sparseloco(problem, D, 0.5, cohorts=[[1]], chunk=4) != problem.w0.numpy()
     assert (np.count_nonzero(moved[:4]), np.count_nonzero(moved[4:])) == (2, 1)
 
 
 def test_the_outer_step_scales_sparselocos_first_round(problem):
     w0 = problem.w0.numpy()
-    one, half = (loco(problem, D, cohorts=[[0, 3]], outer_lr=lr) for lr in (1.0, 0.5))
-    close(half - w0, 0.5 * (one - w0))
+    one, half = (run_sparseloco(problem, D, cohorts=[[0, 3]], outer_lr=lr) for lr in (1.0, 0.5))
+    assert_close(half - w0, 0.5 * (one - w0))

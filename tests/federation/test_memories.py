@@ -23,8 +23,8 @@ CLIENT_BYTES = 3 * 27_430 * 4
 
 
 @pytest.fixture
-def much(monkeypatch):
-    """Everything is much."""
+def always_on_disk(monkeypatch):
+    """Even small memories are stored in a file."""
     monkeypatch.setattr(memories, "MAX_RAM", 0)
 
 
@@ -59,7 +59,7 @@ def test_memories_on_disk_equal_those_in_ram(tmp_path, federation, monkeypatch):
     assert_same(disk, held)
 
 
-def test_a_stopped_run_continues_with_the_memories(tmp_path, federation, much):
+def test_a_stopped_run_continues_with_the_memories(tmp_path, federation, always_on_disk):
     whole = load_checkpoint(run(tmp_path / "whole", federation, 8), federation, "cpu").snapshot
     for last in (2, 5, 8):
         stopped = run(tmp_path / "stopped", federation, last)
@@ -67,7 +67,7 @@ def test_a_stopped_run_continues_with_the_memories(tmp_path, federation, much):
 
 
 def test_rounds_after_a_checkpoint_do_not_change_its_memories(
-    tmp_path, federation, much, monkeypatch
+    tmp_path, federation, always_on_disk, monkeypatch
 ):
     whole = load_checkpoint(run(tmp_path / "whole", federation, 8), federation, "cpu").snapshot
     folder = run(tmp_path / "stopped", federation, 3)
@@ -80,7 +80,7 @@ def test_rounds_after_a_checkpoint_do_not_change_its_memories(
 
 
 def test_memories_on_disk_are_not_in_the_checkpoint_and_take_little_space(
-    tmp_path, federation, much, monkeypatch
+    tmp_path, federation, always_on_disk, monkeypatch
 ):
     always = property(lambda keeper: 0.0, lambda keeper, due: None)
     monkeypatch.setattr(
@@ -97,7 +97,7 @@ def test_memories_on_disk_are_not_in_the_checkpoint_and_take_little_space(
 
 
 @pytest.mark.parametrize("harm", ["altered", "cut off", "gone"])
-def test_a_damaged_file_is_refused_in_one_line(harm, tmp_path, federation, much, capsys):
+def test_a_damaged_file_is_refused_in_one_line(harm, tmp_path, federation, always_on_disk, capsys):
     folder = run(tmp_path / "run", federation, 2)
     content = bytearray(folder.memory_file.read_bytes())
     slot = int(load_file(folder.checkpoint_file)["client_slots"][0, 0])
@@ -138,7 +138,7 @@ def test_a_file_without_references_is_closed():
     assert not is_open(handle)
 
 
-def test_simulations_store_large_memories_on_disk(much):
+def test_simulations_store_large_memories_on_disk(always_on_disk):
     import fedsift
 
     x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))

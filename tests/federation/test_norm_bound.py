@@ -86,7 +86,7 @@ def digits(algorithm, clients=CLIENTS, **options):
     return replace(made, engine=Stacked(made.task, algorithm))
 
 
-def played(fed, rounds=ROUNDS):
+def trained_history(fed, rounds=ROUNDS):
     records = list(run_rounds(fed, initial_snapshot(fed), rounds))
     return records[-1][0], [record for _, record in records]
 
@@ -106,7 +106,7 @@ ATTACKS = {
 
 @cache
 def clean(name):
-    return played(digits(METHODS[name]))
+    return trained_history(digits(METHODS[name]))
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -115,8 +115,8 @@ def test_an_attack_from_the_first_round_succeeds_only_without_the_bound(name, at
     (tamper, cost), accuracy = ATTACKS[attack], clean(name)[1][-1]["accuracy"]
     fed = digits(METHODS[name])
     bounded = replace(fed, engine=Attacked(fed.engine, tamper))
-    _, with_bound = played(bounded)
-    _, without = played(replace(bounded, max_norm_ratio=None))
+    _, with_bound = trained_history(bounded)
+    _, without = trained_history(replace(bounded, max_norm_ratio=None))
     assert with_bound[-1]["accuracy"] >= accuracy - 0.01
     assert without[-1]["accuracy"] < accuracy - cost
     for record in with_bound:
@@ -129,7 +129,7 @@ def test_an_attack_from_the_first_round_succeeds_only_without_the_bound(name, at
 def test_an_attack_that_begins_later_is_rejected_too(name):
     fed = digits(METHODS[name])
     tamper, _ = ATTACKS["sign-flipped W"]
-    _, history = played(replace(fed, engine=Attacked(fed.engine, tamper, since=6)))
+    _, history = trained_history(replace(fed, engine=Attacked(fed.engine, tamper, since=6)))
     assert [record["rejected"] for record in history] == [0] * 5 + [2] * (ROUNDS - 5)
     assert history[-1]["accuracy"] >= clean(name)[1][-1]["accuracy"] - 0.02
 
@@ -170,7 +170,7 @@ def test_the_bound_keeps_the_bits_of_runs_without_attackers(name, engine, held, 
         if engine:
             extra = () if engine is Reference else (method,)
             fed = replace(fed, engine=engine(fed.task, *extra))
-        ends.append(played(fed, 4))
+        ends.append(trained_history(fed, 4))
     (ours, history), (theirs, other) = ends
     assert all(torch.equal(x, y) for x, y in zip(ours.state, theirs.state, strict=True))
     for one, same in zip(history, other, strict=True):
@@ -180,7 +180,7 @@ def test_the_bound_keeps_the_bits_of_runs_without_attackers(name, engine, held, 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_default_rejects_nothing_without_attackers(name):
     bounded, history = clean(name)
-    unbounded, _ = played(digits(METHODS[name], max_norm_ratio=None))
+    unbounded, _ = trained_history(digits(METHODS[name], max_norm_ratio=None))
     assert all(record["rejected"] == 0 for record in history)
     assert all(torch.equal(x, y) for x, y in zip(bounded.state, unbounded.state, strict=True))
 
@@ -189,7 +189,7 @@ def test_the_default_rejects_nothing_without_attackers(name):
 def test_one_or_two_clients_that_differ_are_merged(clients, since):
     fed = digits(METHODS["fedadam-ssm"], clients=clients)
     wild = replace(fed, engine=Attacked(fed.engine, scaled(1e3, "w"), (0,), since))
-    _, history = played(wild, 2)
+    _, history = trained_history(wild, 2)
     assert [record["rejected"] for record in history] == [0, 0]
 
 
@@ -197,7 +197,7 @@ def test_updates_that_all_grow_at_once_are_merged():
     fed = digits(METHODS["fedadam-ssm"])
     everyone = tuple(range(CLIENTS))
     grown = replace(fed, engine=Attacked(fed.engine, scaled(1e3, "w"), everyone, since=3))
-    _, history = played(grown, 3)
+    _, history = trained_history(grown, 3)
     assert [record["rejected"] for record in history] == [0, 0, 0]
 
 

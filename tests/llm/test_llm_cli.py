@@ -19,7 +19,7 @@ OF_AUTHORS = ("--partition", "documents", "--client-tests")
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def cwd(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSIFT_DATA", str(tmp_path))
     write_play(tmp_path / "shakespeare")
@@ -42,29 +42,29 @@ def metrics_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_shows_and_records_perplexity(here, capsys):
+def test_a_run_shows_and_records_perplexity(cwd, capsys):
     assert main(["run", *QUICK, *OF_AUTHORS, "--algorithm", "sift", "--out", "out"]) == 0
     shown = capsys.readouterr()
     assert "perplexity" in shown.out + shown.err
     assert "final perplexity" in shown.out
-    records, summary = metrics_of(here / "out"), json.loads((here / "out/summary.json").read_text())
+    records, summary = metrics_of(cwd / "out"), json.loads((cwd / "out/summary.json").read_text())
     assert all(math.isclose(r["perplexity"], math.exp(r["loss"])) for r in records)
     assert all(r["accuracy"] is None and len(r["client_perplexity"]) == 3 for r in records)
     assert summary["final_perplexity"] == records[-1]["perplexity"]
     assert summary["lora_rank"] == 4
-    assert (here / "out" / "adapter" / "adapter_config.json").exists()
-    page = here / "out" / "report.html"
+    assert (cwd / "out" / "adapter" / "adapter_config.json").exists()
+    page = cwd / "out" / "report.html"
     assert "How does perplexity differ between clients?" in page.read_text()
     assert "test perplexity" in json.dumps(data_in(page), ensure_ascii=False)
 
 
-def test_a_resumed_run_ends_with_the_same_bits(here):
+def test_a_resumed_run_ends_with_the_same_bits(cwd):
     values = {
         "model": "llm:tiny", "dataset": "shakespeare", "clients": 2, "rounds": 3, "local_steps": 2,
         "batch_size": 2, "block_length": 32, "partition": "documents",
     }  # fmt: skip
     config = RunConfig.from_values(values)
-    whole, part = (RunFolder.create(here / name, config) for name in ("whole", "part"))
+    whole, part = (RunFolder.create(cwd / name, config) for name in ("whole", "part"))
     for folder, rounds in ((whole, 3), (part, 1)):
         federation = federation_of(config)
         list(train_rounds(folder, federation, restore_run(folder, federation), rounds))
@@ -73,30 +73,30 @@ def test_a_resumed_run_ends_with_the_same_bits(here):
     assert part.model_file.read_bytes() == whole.model_file.read_bytes()
 
 
-def test_pieces_of_all_authors_can_be_split_by_other_partitions(here):
+def test_pieces_of_all_authors_can_be_split_by_other_partitions(cwd):
     assert main(["run", *QUICK, "--partition", "dirichlet", "--out", "out"]) == 0
-    assert metrics_of(here / "out")[-1]["perplexity"] > 1
+    assert metrics_of(cwd / "out")[-1]["perplexity"] > 1
 
 
-def test_own_pairs_of_tokens_train_a_language_model(here, monkeypatch):
-    (here / "own_tokens.py").write_text(
+def test_own_pairs_of_tokens_train_a_language_model(cwd, monkeypatch):
+    (cwd / "own_tokens.py").write_text(
         "import torch\n"
         "def load():\n"
         "    x = torch.arange(40).view(4, 10)\n"
         "    return [(x, x + 1)] * 2, (x, x + 1)\n"
     )
-    monkeypatch.syspath_prepend(str(here))
+    monkeypatch.syspath_prepend(str(cwd))
     words = ["--data", "own_tokens:load", "--model", "llm:tiny", "--rounds", "1"]
     assert main(["run", *words, "--local-steps", "2", "--lora-rank", "4", "--out", "out"]) == 0
-    assert metrics_of(here / "out")[-1]["perplexity"] > 1
+    assert metrics_of(cwd / "out")[-1]["perplexity"] > 1
     assert main(["run", *words, "--block-length", "8", "--out", "other"]) == 2
 
 
-def test_a_comparison_has_a_perplexity_as_target(here, capsys):
+def test_a_comparison_has_a_perplexity_as_target(cwd, capsys):
     words = ["compare", "--algorithms", "sift,fedsgd", *QUICK, *OF_AUTHORS, "--out", "both"]
     assert main([*words, "--target", "5000"]) == 0
     assert "ppl" in capsys.readouterr().out
-    header, *rows = (here / "both" / "compare.csv").read_text().splitlines()
+    header, *rows = (cwd / "both" / "compare.csv").read_text().splitlines()
     assert {"best_perplexity", "client_perplexity_p90"} < {*header.split(",")}
     assert all(row.split(",")[4] == "1" for row in rows)  # the first round has reached it
     assert main([*words[:-1], "again", "--target", "0.9"]) == 2
@@ -139,8 +139,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_wrong_input_is_refused_in_one_line(case, here, capsys):
-    write_unusable(here)
+def test_wrong_input_is_refused_in_one_line(case, cwd, capsys):
+    write_unusable(cwd)
     capsys.readouterr()
     words, reason = REFUSED[case]
     assert main(["run", *words, "--out", "out"]) == 2

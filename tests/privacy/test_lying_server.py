@@ -9,7 +9,7 @@ from privacy.curious import smallest_exposed_sum
 from privacy.lying import LyingServer
 
 
-def told(server: LyingServer, victim: int, round: int = 2) -> None:
+def lie_about(server: LyingServer, victim: int, round: int = 2) -> None:
     """All mask; then the victim is told that nobody was lost, and all others that it was."""
     for u in server.all:
         assert server.mask(u, round, 0, server.all)
@@ -19,7 +19,7 @@ def told(server: LyingServer, victim: int, round: int = 2) -> None:
 
 def test_a_client_that_is_called_lost_behind_its_back_reveals_nothing() -> None:
     server = LyingServer(6)
-    told(server, victim=2)
+    lie_about(server, victim=2)
     assert server.reveal(2) is None
     others = [server.reveal(u) for u in server.all if u != 2]
     assert None not in others
@@ -28,7 +28,7 @@ def test_a_client_that_is_called_lost_behind_its_back_reveals_nothing() -> None:
 
 def test_shares_of_a_client_whose_masks_were_given_away_are_refused() -> None:
     server = LyingServer(6)
-    told(server, victim=2)
+    lie_about(server, victim=2)
     for u in (0, 1, 3, 4, 5):
         server.reveal(u)
         assert server.recover(u, [2]) is None
@@ -95,7 +95,7 @@ def test_nothing_is_recovered_before_a_sum_is_agreed_on() -> None:
 
 def test_dealing_new_shares_in_the_middle_of_a_round_ends_it() -> None:
     server = LyingServer(6)
-    told(server, victim=2)
+    lie_about(server, victim=2)
     assert server.deal(0)
     assert server.reveal(0) is None
     assert server.recover(0, [1]) is None

@@ -32,7 +32,7 @@ def files(runs, tmp_path_factory):
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
+def without_drawing(monkeypatch):
     """Write empty pictures, which takes no time."""
     drawn = {"png": b"", "svg": b""}
     monkeypatch.setattr("fedsift.report.files.draw_view", lambda *_: drawn)
@@ -68,7 +68,7 @@ def test_the_csv_file_has_a_row_per_method(files):
         assert row["seeds"] == "2"
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_drawing")
 def test_runs_of_different_partitions_are_written_to_different_folders(runs, tmp_path, capsys):
     other = trained(tmp_path / "skewed", algorithm="fedadam", local_steps=1, partition="dirichlet")
     out = tmp_path / "files"

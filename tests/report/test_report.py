@@ -421,7 +421,7 @@ def set_target(browser, percent):
     )
 
 
-def squeezed(rows):
+def without_spaces(rows):
     return ["".join(row.split()) for row in rows]
 
 
@@ -430,15 +430,15 @@ def test_the_table_at_another_target_equals_the_one_from_python(page, runs, brow
     target = 0.2
     write_report([read_run(path) for path in find_runs([runs])], other, "other", target)
     browser.open(other)
-    wanted = squeezed(browser.value(CELLS))
+    wanted = without_spaces(browser.value(CELLS))
     browser.open(page)
-    at_first = squeezed(browser.value(CELLS))
+    at_first = without_spaces(browser.value(CELLS))
     set_target(browser, 100 * target)
-    assert sorted(squeezed(browser.value(CELLS))) == sorted(wanted)
+    assert sorted(without_spaces(browser.value(CELLS))) == sorted(wanted)
     set_target(browser, 100)
     assert all("∞" in row for row in browser.value(CELLS))
     set_target(browser, 100 * data_in(page)["comparisons"]["comparison0"]["target"])
-    assert squeezed(browser.value(CELLS)) == at_first
+    assert without_spaces(browser.value(CELLS)) == at_first
     assert browser.complaints() == []
 
 

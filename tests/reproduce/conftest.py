@@ -14,7 +14,7 @@ def idx(array):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def cwd(tmp_path, monkeypatch):
     """An empty working directory, next to a data folder with 60 images."""
     draw = np.random.default_rng(0)
     folder = tmp_path / "data" / "fashion-mnist"

@@ -151,11 +151,11 @@ def test_the_papers_table_is_complete():
             assert 2 <= sum(x == float("inf") for x in values.values()) <= 4
 
 
-def test_a_line_is_listed_with_the_papers_number(here):
+def test_a_line_is_listed_with_the_papers_number(cwd):
     words = ["--task", "cnn-fashion-mnist", "--setting", "iid", "--rounds", "1", "--seeds", "1"]
     chosen = ["--methods", "fedadam-ssm,onebit-adam,fedsgd"]
     assert main(["reproduce", "table1", *words, *chosen]) == 0
-    found = json.loads((here / "runs" / "reproduce" / "results" / "table1.json").read_text())
+    found = json.loads((cwd / "runs" / "reproduce" / "results" / "table1.json").read_text())
     about = {x["method"]: (x["in_paper"], x["paper_mibit"], x["paper_ratio"]) for x in found}
     assert about == {
         "fedadam-ssm": (True, 8.15, 1.0),
@@ -171,11 +171,11 @@ def test_a_line_is_listed_with_the_papers_number(here):
 SMALL = ["--task", "cnn-fashion-mnist", "--setting", "iid", "--quick", "--rounds", "2"]
 
 
-def test_table_1_has_csv_and_json_and_its_runs_are_not_repeated(here, capsys):
+def test_table_1_has_csv_and_json_and_its_runs_are_not_repeated(cwd, capsys):
     words = ["reproduce", "table1", *SMALL, "--methods", "fedadam-ssm,onebit-adam"]
     assert main(words) == 0
     assert not set(capsys.readouterr().out) & set("┃│…")  # fits into 80 columns
-    runs, results = here / "runs" / "quick", here / "runs" / "quick" / "results"
+    runs, results = cwd / "runs" / "quick", cwd / "runs" / "quick" / "results"
     rows = list(csv.DictReader((results / "table1.csv").open()))
     assert [row["method"] for row in rows] == ["fedadam-ssm", "onebit-adam"]
     for row in rows:
@@ -194,7 +194,7 @@ def test_table_1_has_csv_and_json_and_its_runs_are_not_repeated(here, capsys):
     assert {p: p.stat().st_mtime_ns for p in runs.rglob("metrics.jsonl")} == before
 
 
-def test_an_interrupted_run_resumes_with_the_same_result(here):
+def test_an_interrupted_run_resumes_with_the_same_result(cwd):
     (run,) = plan(TABLE_1, Selection(TASKS[0], "iid", ("fedadam-ssm",), 1, 3, quick=True))
 
     def stop(record):
@@ -202,85 +202,85 @@ def test_an_interrupted_run_resumes_with_the_same_result(here):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute_run(run, here / "broken", stop)
-    assert not is_finished(run, here / "broken")
+        execute_run(run, cwd / "broken", stop)
+    assert not is_finished(run, cwd / "broken")
     seen = []
-    execute_run(run, here / "broken", seen.append)
-    execute_run(run, here / "whole", lambda record: None)
+    execute_run(run, cwd / "broken", seen.append)
+    execute_run(run, cwd / "whole", lambda record: None)
     assert [record["round"] for record in seen] == [3]
-    assert is_finished(run, here / "broken")
-    broken, whole = (RunFolder(here / name / run.path).history() for name in ("broken", "whole"))
+    assert is_finished(run, cwd / "broken")
+    broken, whole = (RunFolder(cwd / name / run.path).history() for name in ("broken", "whole"))
     for a, b in zip(broken, whole, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
 
 
-def test_a_run_can_be_extended_but_not_shortened(here):
+def test_a_run_can_be_extended_but_not_shortened(cwd):
     words = ["reproduce", "table1", *SMALL[:-1], "2", "--methods", "fedadam"]
     assert main(words) == 0
     assert main([*words[:-3], "3", *words[-2:]]) == 0
-    folder = RunFolder(here / "runs/quick/cnn-fashion-mnist/iid/fedadam/seed-0")
+    folder = RunFolder(cwd / "runs/quick/cnn-fashion-mnist/iid/fedadam/seed-0")
     assert last_round(folder.history()) == 3
     assert main(words) == 0
     assert last_round(folder.history()) == 3
 
 
-def test_a_longer_line_is_cut_to_the_rounds_of_the_others(here):
+def test_a_longer_line_is_cut_to_the_rounds_of_the_others(cwd):
     words = [*SMALL[:-1], "2", "--methods", "fedadam-ssm"]
     assert main(["reproduce", "table1", *words]) == 0
-    path = here / "runs/quick/cnn-fashion-mnist/iid/fedadam-ssm/seed-0"
+    path = cwd / "runs/quick/cnn-fashion-mnist/iid/fedadam-ssm/seed-0"
     assert last_round(RunFolder(path).history()) == 2
     (path / DIVERGED).write_text("in round 3")
     assert main(["reproduce", "fig8", *SMALL[:-1], "1"]) == 0
-    lines = json.loads((here / "runs/quick/results/fig8.json").read_text())
+    lines = json.loads((cwd / "runs/quick/results/fig8.json").read_text())
     assert [line["rounds"] for line in lines] == [1] * len(lines)
     usual = next(line for line in lines if line["method"] == "fedadam-ssm")
     assert usual["best_accuracy"] == RunFolder(path).history()[1]["accuracy"]
     assert not usual["diverged"]
 
 
-def test_a_folder_with_another_run_is_refused(here, capsys):
+def test_a_folder_with_another_run_is_refused(cwd, capsys):
     words = ["reproduce", "table1", *SMALL, "--methods", "fedadam"]
     assert main(words) == 0
-    file = here / "runs/quick/cnn-fashion-mnist/iid/fedadam/seed-0/config.toml"
+    file = cwd / "runs/quick/cnn-fashion-mnist/iid/fedadam/seed-0/config.toml"
     file.write_text(file.read_text().replace("clients = 10", "clients = 9"))
     assert main([*words[:-3], "3", *words[-2:]]) == 2
     assert "--out" in capsys.readouterr().err
 
 
-def test_stop_at_target_ends_a_run_at_its_target(here):
+def test_stop_at_target_ends_a_run_at_its_target(cwd):
     (run,) = plan(TABLE_1, Selection(TASKS[0], "iid", ("fedadam-ssm",), 1, 4, quick=True))
     easy = replace(run, target=0.001)
-    execute_run(easy, here, lambda record: None, stop_at_target=True)
-    assert last_round(RunFolder(here / run.path).history()) == 1
-    assert is_finished(easy, here, stop_at_target=True)
-    assert not is_finished(easy, here)
-    summary = json.loads(RunFolder(here / run.path).summary_file.read_text())
+    execute_run(easy, cwd, lambda record: None, stop_at_target=True)
+    assert last_round(RunFolder(cwd / run.path).history()) == 1
+    assert is_finished(easy, cwd, stop_at_target=True)
+    assert not is_finished(easy, cwd)
+    summary = json.loads(RunFolder(cwd / run.path).summary_file.read_text())
     assert summary["rounds"] == 1
 
 
-def test_a_run_that_diverges_is_a_result(here):
+def test_a_run_that_diverges_is_a_result(cwd):
     (run,) = plan(TABLE_1, Selection(TASKS[0], "iid", ("fedadam",), 1, 4, quick=True))
     wild = replace(run, config=replace(run.config, settings={"lr": 1e38, "local_steps": 30}))
-    execute_run(wild, here, lambda record: None)
-    assert is_finished(wild, here)
-    assert "diverged in round" in (here / run.path / DIVERGED).read_text()
+    execute_run(wild, cwd, lambda record: None)
+    assert is_finished(wild, cwd)
+    assert "diverged in round" in (cwd / run.path / DIVERGED).read_text()
 
 
-def test_figure_1_counts_every_coordinate_of_every_client(here):
+def test_figure_1_counts_every_coordinate_of_every_client(cwd):
     assert main(["reproduce", "fig1", *SMALL]) == 0
-    (file,) = (here / "runs" / "quick").rglob("updates.json")
+    (file,) = (cwd / "runs" / "quick").rglob("updates.json")
     found = json.loads(file.read_text())
     for role in "wmv":
         assert sum(found["counts"][role]) + found["zeros"][role] == 10 * 21_840
-    summary = json.loads((here / "runs/quick/results/fig1.json").read_text())["cnn-fashion-mnist"]
+    summary = json.loads((cwd / "runs/quick/results/fig1.json").read_text())["cnn-fashion-mnist"]
     assert summary["ΔW"]["mean_log10"] > summary["ΔM"]["mean_log10"] > summary["ΔV"]["mean_log10"]
-    assert (here / "runs/quick/results/fig1-cnn-fashion-mnist.png").stat().st_size > 5000
+    assert (cwd / "runs/quick/results/fig1-cnn-fashion-mnist.png").stat().st_size > 5000
 
 
-def test_the_same_runs_give_identical_figures(here):
+def test_the_same_runs_give_identical_figures(cwd):
     words = ["reproduce", "fig8", *SMALL]
     assert main(words) == 0
-    results = here / "runs" / "quick" / "results"
+    results = cwd / "runs" / "quick" / "results"
     names = {f"fig8-cnn-fashion-mnist-iid.{kind}" for kind in ("csv", "png", "svg")}
     assert {path.name for path in results.iterdir()} == {"fig8.json", *names}
     before = {path: path.read_bytes() for path in results.iterdir()}
@@ -294,16 +294,16 @@ def test_the_same_runs_give_identical_figures(here):
     ]
 
 
-def test_figure_4_has_all_its_settings(here):
+def test_figure_4_has_all_its_settings(cwd):
     assert main(["reproduce", "fig4", *SMALL[:2], "--quick", "--rounds", "1"]) == 0
-    lines = json.loads((here / "runs/quick/results/fig4.json").read_text())
+    lines = json.loads((cwd / "runs/quick/results/fig4.json").read_text())
     found = {(line["method"], line["setting"]) for line in lines}
     wanted = {"iid", "noniid", "theta-1", "theta-0.5"}
     assert found == {(name, s) for name in ("fedadam-ssm", "fedadam") for s in wanted}
-    assert (here / "runs/quick/results/fig4-cnn-fashion-mnist.svg").exists()
+    assert (cwd / "runs/quick/results/fig4-cnn-fashion-mnist.svg").exists()
 
 
-def test_tasks_without_data_are_skipped_unless_named(here, capsys):
+def test_tasks_without_data_are_skipped_unless_named(cwd, capsys):
     words = ["reproduce", "fig5", "--setting", "iid", "--quick", "--rounds", "1"]
     assert main(words) == 0
     assert "skipped vgg11-cifar10: its data is not on this machine" in capsys.readouterr().err
@@ -326,7 +326,7 @@ def test_tasks_without_data_are_skipped_unless_named(here, capsys):
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
-def test_bad_input_is_one_line(words, phrase, here, capsys):
+def test_bad_input_is_one_line(words, phrase, cwd, capsys):
     assert main(["reproduce", *words]) == 2
     said = capsys.readouterr().err.splitlines()
     assert phrase in said[-1]
@@ -412,14 +412,14 @@ def test_without_fedadam_there_is_no_harder_target():
     assert summary["target"]["up"] == {"mean": 1.0, "sd": None}
 
 
-def test_the_comparison_of_sift_has_a_table_and_a_figure(here, capsys):
+def test_the_comparison_of_sift_has_a_table_and_a_figure(cwd, capsys):
     assert main(["reproduce", "sift", *SMALL]) == 0
-    results = here / "runs" / "quick" / "results"
+    results = cwd / "runs" / "quick" / "results"
     names = {f"sift-cnn-fashion-mnist-iid.{kind}" for kind in ("csv", "png", "svg")}
     assert {path.name for path in results.iterdir()} == {"sift.json", "sift.csv", *names}
     rows = {row["method"]: row for row in csv.DictReader((results / "sift.csv").open())}
     assert set(rows) >= {"fedadam-ssm", "fedadam", "sift"}
-    history = RunFolder(here / "runs/quick/cnn-fashion-mnist/iid/fedadam/seed-0").history()
+    history = RunFolder(cwd / "runs/quick/cnn-fashion-mnist/iid/fedadam/seed-0").history()
     best = max(history[1:], key=lambda record: record["accuracy"])
     assert float(rows["fedadam"]["harder_target"]) == best["accuracy"]
     assert float(rows["fedadam"]["harder_up"]) == pytest.approx(best["uplink_bytes"] / 1e6)
@@ -428,7 +428,7 @@ def test_the_comparison_of_sift_has_a_table_and_a_figure(here, capsys):
     assert "FedAdam's best" in capsys.readouterr().out
 
 
-def test_only_quick_runs_use_a_small_test_set(here, monkeypatch):
+def test_only_quick_runs_use_a_small_test_set(cwd, monkeypatch):
     monkeypatch.setattr("fedsift.reproduce.runner.QUICK_TEST", 7)
     assert len(cached_dataset.__wrapped__("fashion-mnist", True).test[1]) == 7
     assert len(cached_dataset.__wrapped__("fashion-mnist", False).test[1]) == 60
@@ -442,26 +442,26 @@ TABLE = ["reproduce", "table1", *SMALL, "--seeds", "1", "--out", "there"]
 TWO_METHODS = ["--methods", "fedadam-ssm,fedadam"]
 
 
-def test_a_run_with_other_settings_is_not_taken_for_the_planned_one(here, capsys):
+def test_a_run_with_other_settings_is_not_taken_for_the_planned_one(cwd, capsys):
     words = [*TABLE, "--methods", "fedadam-ssm"]
     assert main(words) == 0
     full = [word for word in words if word != "--quick"]
     assert main(full) == 2  # the quick run has fewer clients
     line = capsys.readouterr().err.splitlines()[-1]
     assert "fedadam-ssm/seed-0 holds a run with other settings (clients" in line
-    config = here / "there/cnn-fashion-mnist/iid/fedadam-ssm/seed-0/config.toml"
+    config = cwd / "there/cnn-fashion-mnist/iid/fedadam-ssm/seed-0/config.toml"
     lines = config.read_text().splitlines(keepends=True)
     config.write_text("".join(line for line in lines if not line.startswith("density")))
     assert main(words) == 2  # as if an older version had written it, without this setting
     assert "(density)" in capsys.readouterr().err
 
 
-def test_a_figure_of_one_method_says_that_it_needs_another(here, capsys):
+def test_a_figure_of_one_method_says_that_it_needs_another(cwd, capsys):
     assert main(["reproduce", "fig2", *SMALL, "--methods", "fedadam-ssm"]) == 0
     assert "fig2 compares methods, but" in capsys.readouterr().out
 
 
-def test_a_failed_run_does_not_stop_the_others(here, monkeypatch, capsys):
+def test_a_failed_run_does_not_stop_the_others(cwd, monkeypatch, capsys):
     def fail_once(run, *rest):
         if run.label == "fedadam-ssm":
             raise RuntimeError("out of\nmemory")
@@ -473,20 +473,20 @@ def test_a_failed_run_does_not_stop_the_others(here, monkeypatch, capsys):
     assert lines[0].endswith("fedadam-ssm/seed-0: FAILED: RuntimeError: out of memory")
     assert lines[1].startswith("[2/2] cnn-fashion-mnist/iid/fedadam/seed-0: 2 rounds, accuracy")
     assert lines[-1] == "1 of 2 runs failed; the same command retries them"
-    assert (here / "there/results/table1.csv").exists()
+    assert (cwd / "there/results/table1.csv").exists()
 
 
-def test_runs_that_all_fail_leave_no_results(here, monkeypatch, capsys):
+def test_runs_that_all_fail_leave_no_results(cwd, monkeypatch, capsys):
     def fail(run, *rest):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr("fedsift.reproduce.parallel.execute_run", fail)
     assert main([*TABLE, *TWO_METHODS]) == 1
     assert "2 of 2 runs failed" in capsys.readouterr().err
-    assert not (here / "there/results").exists()
+    assert not (cwd / "there/results").exists()
 
 
-def test_the_same_command_continues_after_a_time_limit(here, monkeypatch, capsys):
+def test_the_same_command_continues_after_a_time_limit(cwd, monkeypatch, capsys):
     minutes = iter(range(1000))
     clock = SimpleNamespace(monotonic=lambda: 60 * next(minutes))
     monkeypatch.setattr("fedsift.cli.reproduce.time", clock)
@@ -494,12 +494,12 @@ def test_the_same_command_continues_after_a_time_limit(here, monkeypatch, capsys
     words = [*TABLE, *TWO_METHODS]
     assert main([*words, "--minutes", "2"]) == 0  # checked at the start and after each round
     assert "time is up: 2 runs are unfinished" in capsys.readouterr().err
-    folder = RunFolder(here / "there/cnn-fashion-mnist/iid/fedadam-ssm/seed-0")
+    folder = RunFolder(cwd / "there/cnn-fashion-mnist/iid/fedadam-ssm/seed-0")
     assert last_round(folder.history()) == 1
     assert folder.checkpoint_file.exists()
     assert main(words) == 0
     assert last_round(folder.history()) == 2
-    assert len(list((here / "there").rglob("summary.json"))) == 2
+    assert len(list((cwd / "there").rglob("summary.json"))) == 2
     assert main(words) == 0
     assert capsys.readouterr().err.count("2 rounds") == 2  # no run is repeated
 
@@ -510,7 +510,7 @@ def forked_workers(monkeypatch):
     monkeypatch.setattr("fedsift.reproduce.parallel.get_context", lambda _: ForkedContext())
 
 
-def test_a_killed_process_is_reported_in_one_line(here, monkeypatch, capsys, forked_workers):
+def test_a_killed_process_is_reported_in_one_line(cwd, monkeypatch, capsys, forked_workers):
     assert main([*TABLE, *TWO_METHODS, "--jobs", "0"]) == 2
     assert "jobs must be at least 1" in capsys.readouterr().err
 
@@ -524,22 +524,22 @@ def test_a_killed_process_is_reported_in_one_line(here, monkeypatch, capsys, for
     assert main([*TABLE, *TWO_METHODS]) == 0
 
 
-def test_parallel_runs_equal_sequential_ones(here, capsys, forked_workers):
+def test_parallel_runs_equal_sequential_ones(cwd, capsys, forked_workers):
     assert main([*TABLE, *TWO_METHODS]) == 0
     assert main([*TABLE[:-1], "parallel", *TWO_METHODS, "--jobs", "2"]) == 0
     assert capsys.readouterr().err.count("2 rounds, accuracy") == 4
     for method in TWO_METHODS[1].split(","):
         path = f"cnn-fashion-mnist/iid/{method}/seed-0"
-        one, other = (RunFolder(here / out / path).history() for out in ("there", "parallel"))
+        one, other = (RunFolder(cwd / out / path).history() for out in ("there", "parallel"))
         for record in (*one, *other):
             record.pop("seconds")
         assert one == other
 
 
-def test_ctrl_c_stops_parallel_runs_after_their_rounds(here):
+def test_ctrl_c_stops_parallel_runs_after_their_rounds(cwd):
     words = ["table1", *SMALL[:-2], "--rounds", "500", "--seeds", "1", "--jobs", "2"]
-    process = ForkedPython("-m", "fedsift", "reproduce", *words, cwd=here, start_new_session=True)
-    quick = here / "runs" / "quick"
+    process = ForkedPython("-m", "fedsift", "reproduce", *words, cwd=cwd, start_new_session=True)
+    quick = cwd / "runs" / "quick"
     deadline = time.monotonic() + 60
     while len(list(quick.rglob("metrics.jsonl"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -551,18 +551,18 @@ def test_ctrl_c_stops_parallel_runs_after_their_rounds(here):
     assert len(list(quick.rglob("config.toml"))) == 2
 
 
-def test_refused_input_leaves_no_folder(here, capsys):
+def test_refused_input_leaves_no_folder(cwd, capsys):
     words = ["reproduce", "table1", *SMALL, "--methods", "fedsgd", "--precision", "tf32"]
     assert main(words) == 2
     assert "needs a GPU" in capsys.readouterr().err
-    assert not list(here.rglob("config.toml"))
+    assert not list(cwd.rglob("config.toml"))
 
 
-def test_experiments_share_their_runs(here, capsys):
+def test_experiments_share_their_runs(cwd, capsys):
     assert main(["reproduce", "fig2", *TABLE[1:], "--methods", "fedadam,fedsgd"]) == 0
     errors = capsys.readouterr().err
     assert errors.count("fedadam/seed-0: 2 rounds") == 1
-    results = here / "there" / "results"
+    results = cwd / "there" / "results"
     assert {path.stem for path in results.glob("*.json")} == {"table1", "fig2"}
 
 
@@ -582,19 +582,19 @@ sys.exit(main({words!r}))
 """
 
 
-def test_runs_and_tables_need_only_the_core_dependencies(here):
+def test_runs_and_tables_need_only_the_core_dependencies(cwd):
     words = ["reproduce", "table1", "fig2", *TABLE[2:], "--methods", "fedadam-ssm,fedadam"]
     source = Path(__file__).parents[2] / "src"
     done = subprocess.run(
         [sys.executable, "-c", CORE_ONLY.format(words=words)],
-        env={"PYTHONPATH": str(source), "FEDSIFT_DATA": str(here.parent / "data")},
+        env={"PYTHONPATH": str(source), "FEDSIFT_DATA": str(cwd.parent / "data")},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "fedadam-ssm/seed-0: 2 rounds" in done.stderr
     assert "no figures: matplotlib is not installed" in done.stderr
-    results = here / "there" / "results"
+    results = cwd / "there" / "results"
     csvs = {"table1.csv", "fig2-cnn-fashion-mnist-iid.csv"}
     assert {path.name for path in results.glob("*.csv")} == csvs
     assert not list(results.glob("*.png"))
@@ -610,7 +610,7 @@ def test_runs_and_tables_need_only_the_core_dependencies(here):
         (["table1", "fig2", "--task", "cnn"], "unknown task 'cnn'"),
     ],
 )
-def test_a_wrong_selection_is_refused(words, phrase, here, capsys):
+def test_a_wrong_selection_is_refused(words, phrase, cwd, capsys):
     assert main(["reproduce", *words]) == 2
     assert phrase in capsys.readouterr().err
 

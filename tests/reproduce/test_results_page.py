@@ -58,7 +58,7 @@ def test_what_was_not_run_is_listed_as_open():
     assert "| ResNet-18, CIFAR-10, IID | all | all |" in text
 
 
-def test_packed_runs_give_the_same_results(here, monkeypatch):
+def test_packed_runs_give_the_same_results(cwd, monkeypatch):
     words = ["reproduce", "table1", "--task", "cnn-fashion-mnist", "--setting", "iid", "--quick"]
     words += ["--rounds", "1", "--methods", "fedsgd,sparse-fedsgd", "--device", "cpu"]
     assert main([*words, "--out", "all"]) == 0

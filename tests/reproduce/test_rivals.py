@@ -31,12 +31,12 @@ SMALL += ["--rounds", "2", "--seeds", "1", "--device", "cpu"]
 
 
 @pytest.fixture
-def tiny(here, monkeypatch):
+def tiny(cwd, monkeypatch):
     """The working directory; quick runs take a tenth of a second."""
     quick = read_pinned("tasks")["tasks"]["cnn-fashion-mnist"]["quick"]
     monkeypatch.setitem(quick, "clients", 2)
     monkeypatch.setitem(quick, "local_steps", 2)
-    return here
+    return cwd
 
 
 def test_every_method_has_as_many_configurations():

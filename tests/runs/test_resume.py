@@ -238,7 +238,7 @@ def cut_a_checkpoint(folder):
     (folder / "checkpoint.safetensors.partial").write_bytes(half)
 
 
-def cut_the_metrics_anew(folder):
+def leave_half_of_new_metrics(folder):
     half = (folder / "metrics.jsonl").read_bytes()[:700]
     (folder / "metrics.jsonl.partial").write_bytes(half)
 
@@ -250,13 +250,13 @@ def record_a_round_too_many(folder):
         file.write(json.dumps(later) + "\n")
 
 
-def leave_it(folder):
+def change_nothing(folder):
     pass
 
 
 @pytest.mark.parametrize(
     "left",
-    [leave_it, cut_a_line, cut_a_checkpoint, cut_the_metrics_anew, record_a_round_too_many],
+    [change_nothing, cut_a_line, cut_a_checkpoint, leave_half_of_new_metrics, record_a_round_too_many],
 )
 def test_leftovers_of_a_crash_do_no_harm(left, interrupted, tmp_path, uninterrupted):
     folder = shutil.copytree(interrupted, tmp_path / "run")

@@ -87,7 +87,7 @@ def flip(position):
     return change_bytes(change)
 
 
-def save_anew(run, **metadata):
+def rewrite_checkpoint(run, **metadata):
     tensors = load_file(run.checkpoint_file)
     save_file(tensors, run.checkpoint_file, metadata or None)
 
@@ -122,9 +122,9 @@ BROKEN = {
         change_bytes(lambda x: x.replace(rb"\"round\": 3", rb"\"round\": 2")),
         "corrupt",
     ),
-    "tensors of another program": (save_anew, "corrupt"),
-    "metadata of another program": (lambda run: save_anew(run, fedsift="{}"), "corrupt"),
-    "metadata that is a list": (lambda run: save_anew(run, fedsift="[1]"), "corrupt"),
+    "tensors of another program": (rewrite_checkpoint, "corrupt"),
+    "metadata of another program": (lambda run: rewrite_checkpoint(run, fedsift="{}"), "corrupt"),
+    "metadata that is a list": (lambda run: rewrite_checkpoint(run, fedsift="[1]"), "corrupt"),
     "another model's tensors": (give_another_layout, "another model"),
     "another algorithm's tensors": (change_algorithm, "was changed"),
 }

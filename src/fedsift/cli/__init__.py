@@ -9,6 +9,8 @@ Options
     ``options.py`` declares those of several commands. Methods, data sets and models are listed in
     ``catalog.json``, which ``catalog.py`` generates from their declarations. ``user_settings.py``
     adds the settings of the user's own methods. ``settings.py`` merges options with a TOML file.
+    A new option of a run is a field of ``RunConfig`` (``runs/config.py``), with its help text in
+    ``options.py``; then run ``python -m fedsift.cli.catalog``.
 
 Work and output
     ``training.py``, ``comparison.py``, ``reports.py``, ``demo.py``, ``status.py`` and
