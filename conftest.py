@@ -19,6 +19,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports a kernel
 if not find_spec("flwr"):
     collect_ignore += ["src/fedsift/flower", "tests/flower"]
+collect_ignore_glob = ["*/conftest.py"]  # no doctests, and modules of one name
 
 
 @pytest.fixture(autouse=True)

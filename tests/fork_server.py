@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver, get_context
+from multiprocessing.connection import wait
 from pathlib import Path
 from subprocess import TimeoutExpired
 from tempfile import mkdtemp
@@ -39,7 +40,7 @@ SERVER.set_forkserver_preload(
         "flwr.superlink.cli",
     ]
 )
-STARTING = Lock()
+LOCK = Lock()
 
 
 class ForkedContext(type(SERVER)):
@@ -78,21 +79,27 @@ class ForkedPython:
         files = outputs or [Path(self._folder, name) for name in ("stdout", "stderr")]
         given = (words, files, os.path.abspath(cwd), environment, start_new_session)
         self._process = SERVER.Process(target=_run_python, args=given)
-        with STARTING, patch.dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"):
+        with LOCK, patch.dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"):
             self._process.start()
         self.pid = self._process.pid
-        self.kill, self.poll = self._process.kill, lambda: self._process.exitcode
+        self.kill = self._process.kill
+
+    def poll(self) -> int | None:
+        # Starting another process asks for exit codes, too. Two threads that read one at the same
+        # time would each get a part of it.
+        with LOCK:
+            return self._process.exitcode
 
     @property
     def returncode(self) -> int | None:
-        return self._process.exitcode
+        return self.poll()
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        self._process.join(timeout)
+        wait([self._process.sentinel], timeout)
         if self.returncode is None:
             self.kill()
             raise TimeoutExpired("python", timeout or 0.0)

@@ -238,7 +238,7 @@ def test_a_result_can_be_saved_and_loaded(whole, tmp_path):
 
 BAD_STARTS = {
     "too few rounds": ({}, {"rounds": 2}, "pass at least rounds=3"),
-    "another method": ({"algorithm": algorithms.fedsgd()}, {}, "the algorithm needs w, m, v"),
+    "another method": ({"algorithm": algorithms.fedsgd()}, {}, "start has the vectors w, but"),
     "another memory": ({"algorithm": algorithms.fedadam()}, {}, "server/residual"),
     "no result": (None, {}, "start must be a Result or a Snapshot"),
 }

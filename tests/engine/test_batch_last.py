@@ -69,6 +69,8 @@ def same(fast, plain, x, **options):
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_a_model_with_batch_last_layers_computes_the_same(name, followed, wants_input):
     layer, shape = CONVOLUTIONS[name]
+    torch.manual_seed(0)  # with other weights, rounding may decide which pixel of a pool is largest
+    layer.reset_parameters()
     if followed == "by two pools" and min(shape[2:]) < 8:
         shape = (*shape[:2], 11, 11)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))

@@ -129,8 +129,6 @@ def test_the_compared_runs_cover_all_kinds_of_state(uninterrupted):
     assert set(plain) == {"w", "m", "v"}
     assert {
         "w",
-        "m",
-        "v",
         "server/residual",
         "client/0/m",
         "client/0/v",

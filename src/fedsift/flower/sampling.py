@@ -57,6 +57,23 @@ def chosen_weights(weights: Weights | None, key: str | None) -> Weights | None:
     return "examples"
 
 
+def check_sizes(clients: int, batch_size: int | None) -> None:
+    """Raise ValueError for numbers of clients or of samples per batch below one."""
+    if clients < 1:
+        raise ValueError(f"clients must be at least 1, got {clients}")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(
+            f"batch_size must be at least 1, or None for the whole local set, got {batch_size}"
+        )
+
+
+def check_enough(enough: int | None, min_clients: int, clients: int) -> None:
+    """Raise ValueError unless a round can end with this number of replies."""
+    least = max(1, min_clients)
+    if enough is not None and not least <= enough <= clients:
+        raise ValueError(f"enough must be from {least} to {clients}, or None, got {enough}")
+
+
 def check_evaluation(fraction: float, least: int) -> None:
     """Refuse an invalid fraction or number of nodes that evaluate."""
     if not 0 <= fraction <= 1:

@@ -29,8 +29,10 @@ from fedsift.flower.noise import RATE, check_private
 from fedsift.flower.protocol import NUM_EXAMPLES
 from fedsift.flower.run import DeployedRun
 from fedsift.flower.sampling import (
+    check_enough,
     check_evaluation,
     check_min_available_nodes,
+    check_sizes,
     chosen_participation,
     chosen_weights,
     nodes_to_wait_for,
@@ -164,12 +166,7 @@ class FedSift(Strategy):
         partition: str = "by node",
         theta: float = 0.1,
     ) -> None:
-        if clients < 1:
-            raise ValueError(f"clients must be at least 1, got {clients}")
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(
-                f"batch_size must be at least 1, or None for the whole local set, got {batch_size}"
-            )
+        check_sizes(clients, batch_size)
         participation = chosen_participation(
             participation, fraction_train, min_train_nodes, clients
         )
@@ -190,9 +187,7 @@ class FedSift(Strategy):
                 f"the server of {algorithm.name} computes gradients of synthetic samples: pass "
                 "network=model, input_shape=(...) and, unless it is cross-entropy, loss="
             )
-        if enough is not None and not max(1, min_clients) <= enough <= clients:
-            least = max(1, min_clients)
-            raise ValueError(f"enough must be from {least} to {clients}, or None, got {enough}")
+        check_enough(enough, min_clients, clients)
         self.algorithm, self.clients = algorithm, clients
         self.batch_size, self.max_samples = batch_size, max_samples
         self.weights = chosen_weights(weights, weighted_by_key)
