@@ -125,6 +125,7 @@ def test_sift_common_without_nominations_is_private_on_few_coordinates(train, tm
         ({"method": algorithms.sift()}, "sift cannot be private: its clients choose which"),
         ({"method": algorithms.sift_common()}, "set nominate to false"),
         ({"weights": "examples"}, "needs weights='equal', got 'examples'"),
+        ({"enough": 3}, "with enough, a client's reply keeps that of another one out"),
         ({"secure": True, "method": algorithms.sift_common(nominate=False)}, "not both"),
     ],
 )

@@ -41,12 +41,25 @@ class NoiseDraws:
 
 
 def check_private(
-    algorithm: Algorithm, privacy: DifferentialPrivacy, weights: Weights | None, secure: bool
+    algorithm: Algorithm,
+    privacy: DifferentialPrivacy,
+    weights: Weights | None,
+    secure: bool,
+    enough: int | None,
 ) -> None:
-    """Refuse what cannot be private on Flower."""
+    """Refuse what cannot be private on Flower.
+
+    The noise covers that one client's update is in a sum or not. With ``enough``, a client's reply
+    also decides whose update no longer is.
+    """
     private_roles(algorithm, privacy)
     if weights not in (None, "equal"):
         raise ValueError(f"differential privacy needs weights='equal', got {weights!r}")
+    if enough is not None:
+        raise ValueError(
+            "differential privacy needs a round's sum of all clients that reply, but with enough, a "
+            "client's reply keeps that of another one out: leave out enough"
+        )
     if secure:
         raise ValueError(
             "on Flower, the server adds the noise, which it cannot do to a secure sum: pass "
