@@ -192,7 +192,7 @@ class FedSift(Strategy):
         self.batch_size, self.max_samples = batch_size, max_samples
         self.weights = chosen_weights(weights, weighted_by_key)
         if privacy is not None:
-            check_private(algorithm, privacy, self.weights, secure_settings is not None)
+            check_private(algorithm, privacy, self.weights, bool(secure), enough)
             self.weights = "equal"
         self.weight_key = weighted_by_key or NUM_EXAMPLES
         self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
