@@ -3,9 +3,9 @@
     python benchmarks/secure_aggregation.py --out benchmarks/results/secure_aggregation.json
 
 Seconds are CPU seconds on one core, of a round of 100 clients with what sift-common sends at
-d = 10**7 and a density of 2 %: 240,000 codes from -6 to 6. They are given for the first round, which
-also makes keys and shares, and for later ones: without losses, with 10 clients lost before their
-masked values arrive, and with 10 lost after. Bytes depend on numbers only, not on values.
+d = 10**7 and a density of 2 %: 240,000 codes from -6 to 6. They are given for the first round,
+which also makes keys and shares, and for later ones: without losses, with 10 clients lost before
+their masked values arrive, and with 10 lost after. Bytes depend on numbers only, not on values.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Bad input: one line from Python and on the command line, and nothing is written."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -245,6 +246,18 @@ def test_the_command_line_refuses_it_in_one_line(name, tmp_path, capsys, monkeyp
     assert said.err.startswith("fedsift: ")
     assert SAID_OTHERWISE.get(name, message) in said.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("filter", ["error", "ignore", "once"])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_column_of_labels_is_explained_for_all_weights_and_filters_of_warnings(filter, seed):
+    torch.manual_seed(seed)
+    given, message = REFUSED["a column of labels for a row of outputs"]
+    model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter(filter)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            simulate(None, **{**given, "model": model})
 
 
 @pytest.mark.parametrize("out", ["a file", "a file/below", "/proc/nowhere"])

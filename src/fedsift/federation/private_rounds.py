@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsift.federation.cohort import cohort_size
-from fedsift.privacy.differential import private_roles
+from fedsift.privacy.differential import Noise, private_roles
 from fedsift.privacy.discrete_gaussian import Bits, Integers
 from fedsift.privacy.distributed import DistributedNoise
 from fedsift.privacy.secure.settings import SecureSettings, summed_roles
@@ -51,12 +51,12 @@ def settings_with_noise(settings: SecureSettings, noise: DistributedNoise | None
     return settings if noise is None else replace(settings, min_clients=noise.fewest)
 
 
-def noisy_mean(federation: Federation, total: State, seed: int) -> State:
-    """Return the mean of a round with the server's noise, drawn with a seed."""
+def noisy_mean(federation: Federation, total: State, noise: Noise) -> State:
+    """Return the mean of a round with the server's noise."""
     assert federation.privacy is not None
     roles = private_roles(federation.algorithm, federation.privacy)
     expected = federation.participation * len(federation.task.clients)
-    return federation.privacy.noisy_mean(total, roles, expected, seed)
+    return federation.privacy.noisy_mean(total, roles, expected, noise)
 
 
 def spent(federation: Federation, rounds: int) -> float:

@@ -30,14 +30,14 @@ from fedsift.federation.memories import CohortMemory, InMemory, memory_fits
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, NormBound
 from fedsift.federation.private_rounds import distributed_noise, noisy_mean, spent
 from fedsift.federation.snapshot import RoundReport, Snapshot, Traffic, full_update
-from fedsift.privacy.differential import DifferentialPrivacy
+from fedsift.privacy.differential import DifferentialPrivacy, private_roles, seeded_noise
 from fedsift.privacy.distributed import DistributedNoise
 from fedsift.privacy.robust import Aggregation, RobustSum
 from fedsift.privacy.secure import SecureSettings
 from fedsift.privacy.secure.settings import SecureTraffic
 from fedsift.seeding import stream, torch_seed
-from fedsift.task import Task, Weights, all_finite, check_weights, weight_of
-from fedsift.vector import Layout, State
+from fedsift.task import Task, Weights, check_weights, weight_of
+from fedsift.vector import Layout, State, all_finite
 
 MAX_SAMPLES = 1_000_000
 """The largest number of samples that a remote client may report, if that number is its weight."""
@@ -109,6 +109,8 @@ class Federation:
             raise ValueError('differential privacy needs equal weights: pass weights="equal"')
         if (self.privacy or self.secure) and self.aggregation != "mean":
             raise ValueError("privacy and secure sums need the sum: use aggregation='mean'")
+        if self.privacy:
+            private_roles(self.algorithm, self.privacy)
         if self.algorithm.layout_for(self.task.layout) != self.task.layout:
             raise ValueError("the task's layout must be made by algorithm.layout_for(layout)")
 
@@ -233,7 +235,8 @@ class Federation:
         """Return the weighted mean of the merged updates, with the noise of a private run."""
         if self.privacy is None or self.noise:
             return inbox.total.mean()
-        return noisy_mean(self, inbox.total.total, torch_seed(self.task.seed, "privacy", round))
+        seed = torch_seed(self.task.seed, "privacy", round)
+        return noisy_mean(self, inbox.total.total, seeded_noise(seed))
 
     @cached_property
     def noise(self) -> DistributedNoise | None:

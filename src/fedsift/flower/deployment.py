@@ -22,7 +22,7 @@ from fedsift.federation.inbox import Inbox
 from fedsift.federation.private_rounds import noisy_mean
 from fedsift.federation.round import Federation
 from fedsift.federation.snapshot import Snapshot, Traffic
-from fedsift.flower.noise import RATE, NoiseDraws
+from fedsift.flower.noise import RATE, NoiseDraws, secret_noise
 from fedsift.flower.protocol import NUM_EXAMPLES
 from fedsift.vector import State
 
@@ -111,23 +111,29 @@ class Deployment(Federation):
         else:
             super().require_enough(inbox, round, lost)
 
+    @property
+    def noise_draws(self) -> NoiseDraws:
+        """How often noise was drawn in a private run."""
+        return NoiseDraws(self.noise_file)
+
     def mean_update(self, inbox: Inbox, round: int) -> State:
         """Return the mean of a round, with noise that nobody can compute in a private run."""
         if self.privacy is None:
             return super().mean_update(inbox, round)
-        return noisy_mean(self, inbox.total.total, NoiseDraws(self.noise_file).seed())
+        self.noise_draws.add(round)
+        return noisy_mean(self, inbox.total.total, secret_noise)
 
     def epsilon(self, rounds: int) -> dict[str, float]:
         """Return what all noisy models so far cost, including those of repeated rounds."""
         if self.privacy is None:
             return {}
-        return {"epsilon": self.privacy.spent(NoiseDraws(self.noise_file).count, RATE)}
+        return {"epsilon": self.privacy.spent(self.noise_draws.count_after(rounds), RATE)}
 
     def may_run(self, round: int) -> bool:
         """Whether the privacy budget allows another noisy model."""
         if self.privacy is None or self.privacy.epsilon is None:
             return True
-        draws = NoiseDraws(self.noise_file).count + 1
+        draws = self.noise_draws.count_after(round - 1) + 1
         return self.privacy.spent(draws, RATE) <= self.privacy.epsilon
 
     def max_reply_bytes(self, job: Job) -> int:

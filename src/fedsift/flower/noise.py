@@ -6,17 +6,24 @@ operating system, and ε is counted as if every client took part in every round.
 
 from __future__ import annotations
 
-import secrets
+import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from fedsift.algorithms.method import Algorithm
+from fedsift.errors import ConfigError
 from fedsift.privacy.differential import DifferentialPrivacy, private_roles
 from fedsift.runs.disk import replace_file
 from fedsift.task import Weights
 
 RATE = 1.0
 """The sampling rate for which ε is computed: clients know each round's cohort."""
+PIECE = 1 << 20
+"""Numbers drawn at a time, to save memory."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +36,54 @@ class NoiseDraws:
 
     file: Path
 
-    @property
-    def count(self) -> int:
-        """The number of draws so far."""
-        return int(self.file.read_text("utf-8")) if self.file.exists() else 0
+    def count_after(self, rounds: int) -> int:
+        """Return the number of draws so far: at least one per finished round.
 
-    def seed(self) -> int:
-        """Count a draw, and return its seed."""
-        replace_file(self.file, f"{self.count + 1}\n".encode())
-        return secrets.randbits(128)
+        The rounds count by themselves, so that a lost file does not make a run look more private.
+        """
+        return max(self.recorded(), rounds)
+
+    def add(self, round: int) -> None:
+        """Count the draw of a round, before anything with its noise can be sent."""
+        count = self.count_after(round - 1) + 1
+        replace_file(self.file, f"{count}\n".encode())
+
+    def recorded(self) -> int:
+        """Return the number in the file; 0 without a file."""
+        try:
+            return int(self.file.read_text("utf-8"))
+        except FileNotFoundError:
+            return 0
+        except ValueError:
+            raise ConfigError(
+                f"{self.file} is corrupt: it must hold how often noise was drawn, which is at "
+                "least the number of finished rounds"
+            ) from None
+
+
+def secret_noise(like: Tensor, role: str) -> Tensor:
+    """Return standard normal noise from the operating system's random numbers.
+
+    A generator such as NumPy's could be recognized by whoever knows all but one of the updates.
+    """
+    noise = torch.empty_like(like)
+    for start in range(0, len(noise), PIECE):
+        piece = noise[start : start + PIECE]
+        random = os.urandom(16 * -(-len(piece) // 2))
+        piece.copy_(normals_of(random)[: len(piece)])
+    return noise
+
+
+def normals_of(random: bytes) -> Tensor:
+    """Return one standard normal number for every eight random bytes, by Box and Muller.
+
+    >>> normals_of(bytes(16)).tolist()[0] == math.sqrt(-2 * math.log(2**-54))
+    True
+    """
+    whole = torch.frombuffer(bytearray(random), dtype=torch.int64) >> 11 & (1 << 53) - 1
+    first, second = ((whole.double() + 0.5) * 2**-53).chunk(2)
+    radius, angle = (-2 * first.log()).sqrt(), 2 * math.pi * second
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])
 
 
 def check_private(
@@ -47,21 +93,17 @@ def check_private(
     secure: bool,
     enough: int | None,
 ) -> None:
-    """Refuse what cannot be private on Flower.
-
-    The noise covers that one client's update is in a sum or not. With ``enough``, a client's reply
-    also decides whose update no longer is.
-    """
+    """Refuse what cannot be private on Flower."""
     private_roles(algorithm, privacy)
     if weights not in (None, "equal"):
         raise ValueError(f"differential privacy needs weights='equal', got {weights!r}")
-    if enough is not None:
-        raise ValueError(
-            "differential privacy needs a round's sum of all clients that reply, but with enough, a "
-            "client's reply keeps that of another one out: leave out enough"
-        )
     if secure:
         raise ValueError(
             "on Flower, the server adds the noise, which it cannot do to a secure sum: pass "
             "privacy or secure, not both"
+        )
+    if enough is not None:
+        raise ValueError(
+            "with enough, the update of one client decides whether another's is merged, which the "
+            "noise does not hide: pass privacy or enough, not both"
         )

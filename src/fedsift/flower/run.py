@@ -188,6 +188,7 @@ class DeployedRun:
         """Write the model, the summary and the report."""
         save_model(self.folder, self.federation, self.snapshot)
         summary = run_summary(self.folder.config(), self.federation, self.history)
+        summary |= self.federation.epsilon(self.snapshot.round)  # with what was drawn since
         self.folder.write_summary(summary)
         report_on([self.folder.path], self.folder.report_file)
         log(INFO, "report: %s", self.folder.report_file.absolute())

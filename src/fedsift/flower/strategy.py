@@ -118,8 +118,7 @@ class FedSift(Strategy):
     keep_checkpoints
         Number of checkpoints that the folder keeps, for ``fedsift rollback``.
     enough
-        Close the round after this many valid updates. None waits for every client, and is the only
-        choice with ``privacy``.
+        Close the round after this many valid updates. None waits for every client.
     wait
         Seconds to wait for SuperNodes.
     seed
@@ -193,8 +192,7 @@ class FedSift(Strategy):
         self.batch_size, self.max_samples = batch_size, max_samples
         self.weights = chosen_weights(weights, weighted_by_key)
         if privacy is not None:
-            is_secure = secure_settings is not None
-            check_private(algorithm, privacy, self.weights, is_secure, enough)
+            check_private(algorithm, privacy, self.weights, bool(secure), enough)
             self.weights = "equal"
         self.weight_key = weighted_by_key or NUM_EXAMPLES
         self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes

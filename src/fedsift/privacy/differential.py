@@ -14,7 +14,7 @@ standard deviation √R z C.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,6 +29,8 @@ from fedsift.privacy.distributed import DistributedNoise
 from fedsift.seeding import stream
 from fedsift.vector import State
 
+Noise = Callable[[Tensor, str], Tensor]
+"""Returns standard normal noise like a vector, given the vector and its role."""
 CLIPPED: tuple[Role, ...] = ("w", "m", "v", "p")
 """Roles that may be sent with differential privacy."""
 
@@ -145,7 +147,7 @@ class DifferentialPrivacy:
         )
 
     def noisy_mean(
-        self, total: State, roles: tuple[Role, ...], expected: float, seed: int
+        self, total: State, roles: tuple[Role, ...], expected: float, noise: Noise
     ) -> State:
         """Return the sum of clipped updates with noise, divided by the expected number of clients.
 
@@ -154,7 +156,7 @@ class DifferentialPrivacy:
         noisy = {}
         for role in roles:
             deviation = math.sqrt(len(roles)) * self.multiplier * self.bound(role)
-            noisy[role] = total[role] + deviation * normal(total[role], seed, role)
+            noisy[role] = total[role] + deviation * noise(total[role], role)
         return total.replace(**noisy).map(lambda x: x / expected)
 
 
@@ -177,10 +179,14 @@ def scaled_down(x: Tensor, bound: float) -> Tensor:
     return x * scale.to(x.dtype)
 
 
-def normal(like: Tensor, seed: int, role: str) -> Tensor:
-    """Return standard normal noise, the same on every device."""
-    draw = stream(seed, "noise for differential privacy", role)
-    return torch.from_numpy(draw.standard_normal(like.numel())).to(like)
+def seeded_noise(seed: int) -> Noise:
+    """Return standard normal noise that follows from a seed, the same on every device."""
+
+    def noise(like: Tensor, role: str) -> Tensor:
+        draw = stream(seed, "noise for differential privacy", role)
+        return torch.from_numpy(draw.standard_normal(like.numel())).to(like)
+
+    return noise
 
 
 def private_roles(algorithm: Algorithm, privacy: DifferentialPrivacy) -> tuple[Role, ...]:
@@ -190,6 +196,11 @@ def private_roles(algorithm: Algorithm, privacy: DifferentialPrivacy) -> tuple[R
     >>> private_roles(fedavg(), DifferentialPrivacy(clip=1.0, noise=1.0))
     ('w',)
     """
+    if "b" in algorithm.state:
+        raise ConfigError(
+            f"{algorithm.name} cannot be private while it trains running statistics, to which no "
+            'noise is added: choose buffers="frozen"'
+        )
     parts = smallest_message(algorithm)
     roles = tuple(role for part in parts for role in part.values)
     if not roles:

@@ -22,7 +22,7 @@ from fedsift.federation.cohort import check_cohort, cohort_size
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.private_rounds import distributed_noise
 from fedsift.federation.round import Federation
-from fedsift.privacy.differential import DifferentialPrivacy, private_roles
+from fedsift.privacy.differential import DifferentialPrivacy
 from fedsift.privacy.robust import Aggregation, check_aggregation
 from fedsift.privacy.secure.settings import SecureSettings, check_can_be_secure, settings_from
 from fedsift.task import Loss, Transform, Weights, check_model, check_task, check_weights
@@ -124,8 +124,6 @@ def prepare(
     if algorithm.makes_samples:
         layout = layout.with_sample_shapes(sample_shapes_of(task))
     algorithm = with_buffers(algorithm, layout, options.buffers)
-    if options.privacy:
-        private_roles(algorithm, options.privacy)
     secure = secure_settings(options, algorithm, layout, len(clients))
     task = replace(task, layout=algorithm.layout_for(layout))
     evaluation = evaluation_of(options, task)
