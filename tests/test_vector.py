@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsift.vector import Layout, State
+from fedsift.vector import Layout, State, all_finite
 
 
 def network():
@@ -68,3 +68,15 @@ def test_states_add_and_subtract_by_vector():
     x = State(w=torch.ones(2), m=torch.full((2,), 2.0), v=torch.full((2,), 3.0))
     assert [float(t[0]) for t in x.plus(x)] == [2.0, 4.0, 6.0]
     assert [float(t[0]) for t in x - x] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_finite_means_that_each_element_is_finite(dtype):
+    largest = torch.full((1, 1000), torch.finfo(dtype).max, dtype=dtype)  # their sum is infinite
+    assert all_finite(largest, torch.zeros(0, dtype=dtype))
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        x = torch.cat([largest, -largest], -1)
+        x[0, 777] = bad
+        assert not all_finite(largest, x)
+    opposite = torch.tensor([float("inf"), -float("inf")], dtype=dtype)
+    assert not all_finite(opposite)

@@ -89,14 +89,16 @@ def test_mini_batches_are_fresh_and_have_no_repeats():
     assert (rows != fed.task.batches(round=2, client=0, steps=50)).any()
 
 
+@pytest.mark.parametrize(("samples", "number"), [(5, 600), (40, 600), (1, 64), (16, 64)])
 @pytest.mark.parametrize("size", [3000, np.array([700, 3000])], ids=["one", "many"])
-def test_large_batches_are_drawn_like_small_ones(size, monkeypatch):
-    uniforms = np.random.default_rng(0).random((*np.shape(size), 5, 600))
-    size = np.asarray(size)[..., None].repeat(5, -1)
+def test_both_ways_to_draw_batches_agree(size, samples, number, monkeypatch):
+    uniforms = np.random.default_rng(0).random((*np.shape(size), samples, number))
+    size = np.asarray(size)[..., None].repeat(samples, -1)
     quick = sample_without_replacement(uniforms, size)
     monkeypatch.setattr("fedsift.task.task.MAX_COMPARED", 10_000)
+    monkeypatch.setattr("fedsift.task.task.FEW_SAMPLES", 0)
     assert (quick == sample_without_replacement(uniforms, size)).all()
-    assert all(len(set(batch)) == 600 for batch in quick.reshape(-1, 600).tolist())
+    assert all(len(set(batch)) == number for batch in quick.reshape(-1, number).tolist())
 
 
 def test_traffic_follows_the_papers_formula():

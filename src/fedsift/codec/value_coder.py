@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsift.codec.errors import NotFiniteError, require
+from fedsift.vector import all_finite
 
 ROUNDING = 2.0**-20  # covers the float32 rounding errors of a scale, a ratio and a product
 TINY = 2.0**-140  # the same for subnormal numbers, whose rounding errors are absolute
@@ -65,7 +66,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 def require_finite(x: Tensor) -> None:
     """Raise ``NotFiniteError`` if a tensor on the CPU contains NaN or infinity."""
     # On a GPU this check would synchronize with the host; the engine checks once per round.
-    if x.device.type == "cpu" and not bool(torch.isfinite(x).all()):
+    if x.device.type == "cpu" and not all_finite(x):
         raise NotFiniteError("values and their scales must be finite")
 
 
@@ -78,7 +79,7 @@ def require_bounded(x: Tensor, max_abs: float, what: str) -> None:
 
 def require_scales(scales: Tensor, coder: str) -> None:
     """Raise :class:`FrameError` unless scales are finite and their sign bits are 0."""
-    require(bool(torch.isfinite(scales).all()), f"{coder}: a scale is not finite")
+    require(all_finite(scales), f"{coder}: a scale is not finite")
     require(not bool(scales.signbit().any()), f"{coder}: a scale is negative")
 
 

@@ -21,7 +21,7 @@ from fedsift.codec.value_coder import (
     require_finite,
     scales_of,
 )
-from fedsift.vector import raw_bytes
+from fedsift.vector import all_finite, raw_bytes
 
 LEVELS = 4
 BITS = 2
@@ -104,7 +104,7 @@ class Means:
         require(len(payload) == self.size(n), "means: wrong length")
         cut = self._level_bytes(n)
         levels = from_bytes(payload[:cut], self._level_dtype)
-        require(bool(torch.isfinite(levels).all()), "means: a level is not finite")
+        require(all_finite(levels), "means: a level is not finite")
         return Quantized(torch.from_numpy(unpack_bits(payload[cut:], n, BITS)), levels)
 
     def error_bound(self, x: Tensor) -> Tensor:

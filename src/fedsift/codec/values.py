@@ -32,7 +32,7 @@ from fedsift.codec.value_coder import (
     scales_of,
 )
 from fedsift.codec.value_means import Means
-from fedsift.vector import raw_bytes
+from fedsift.vector import all_finite, raw_bytes
 
 __all__ = [
     "VALUE_CODERS",
@@ -112,7 +112,7 @@ class Float:
         """Read one client's n values; raise :class:`FrameError` if the bytes are malformed."""
         require(len(payload) == self.size(n), f"{self.name}: wrong length")
         values = from_bytes(payload, self._dtype)
-        require(bool(torch.isfinite(values).all()), f"{self.name}: a value is not finite")
+        require(all_finite(values), f"{self.name}: a value is not finite")
         return Quantized(values)
 
     def error_bound(self, x: Tensor) -> Tensor:

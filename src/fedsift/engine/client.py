@@ -25,9 +25,9 @@ from fedsift.engine.memory_format import channels_last, is_callable_with
 from fedsift.engine.scoring import Score, chunk_of_test_set, score_output
 from fedsift.errors import Diverged
 from fedsift.seeding import torch_seed
-from fedsift.task import NumSteps, Task, all_finite
+from fedsift.task import NumSteps, Task
 from fedsift.task.samples import Pair, Tree, call_model, num_samples, pair_of, select_rows
-from fedsift.vector import State, copy_sharing_frozen
+from fedsift.vector import State, all_finite, copy_sharing_frozen
 
 
 class Trained(NamedTuple):

@@ -36,8 +36,8 @@ from fedsift.privacy.robust import Aggregation, RobustSum
 from fedsift.privacy.secure import SecureSettings
 from fedsift.privacy.secure.settings import SecureTraffic
 from fedsift.seeding import stream, torch_seed
-from fedsift.task import Task, Weights, all_finite, check_weights, weight_of
-from fedsift.vector import Layout, State
+from fedsift.task import Task, Weights, check_weights, weight_of
+from fedsift.vector import Layout, State, all_finite
 
 MAX_SAMPLES = 1_000_000
 """The largest number of samples that a remote client may report, if that number is its weight."""

@@ -216,9 +216,10 @@ def sample_without_replacement(
     """
     number = uniforms.shape[-1]
     last = np.asarray(size)[..., None] - number + np.arange(number)
-    drawn = np.ascontiguousarray(np.moveaxis(uniforms * (last + 1), -1, 0)).astype(np.int64)
-    if number > MAX_COMPARED:
-        return _replace_duplicates(np.moveaxis(drawn, 0, -1), np.broadcast_to(last, uniforms.shape))
+    drawn = (uniforms * (last + 1)).astype(np.int64)
+    if number > MAX_COMPARED or drawn.size <= FEW_SAMPLES * number:
+        return _replace_duplicates(drawn, np.broadcast_to(last, uniforms.shape))
+    drawn = np.ascontiguousarray(np.moveaxis(drawn, -1, 0))
     for place in range(1, number):
         is_duplicate = (drawn[:place] == drawn[place]).any(0)
         np.copyto(drawn[place], last[..., place], where=is_duplicate)
@@ -227,6 +228,8 @@ def sample_without_replacement(
 
 MAX_COMPARED = 512
 """The largest sample in which comparing all pairs is faster than looking up integers in a set."""
+FEW_SAMPLES = 16
+"""Up to this many samples, looking up is always faster: each place is one call of NumPy."""
 
 
 def _replace_duplicates(drawn: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -238,15 +241,6 @@ def _replace_duplicates(drawn: NDArray[np.int64], last: NDArray[np.int64]) -> ND
             seen[replacement if number in seen else number] = None
         result[place] = list(seen)
     return result
-
-
-def all_finite(*tensors: Tensor) -> bool:
-    """Whether all elements of the tensors are finite.
-
-    >>> all_finite(torch.tensor([1.0, float("inf")]))
-    False
-    """
-    return bool(torch.stack([torch.isfinite(x).all() for x in tensors]).all())
 
 
 def has_statistics(module: nn.Module) -> bool:
