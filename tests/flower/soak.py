@@ -59,8 +59,8 @@ TIMEOUT = 10.0
 """Seconds after which a round continues without a client."""
 HEARTBEAT = 8
 """Seconds between two heartbeats. A process that misses two is gone."""
-POLL, EXECUTOR_POLL = 0.8, 0.2
-"""Seconds between two questions of a SuperNode for messages, and of its SuperExec for work."""
+POLL = 0.8
+"""Seconds after which SuperNodes ask for messages, and their SuperExecs for work, at the latest."""
 REFUSALS = 4
 """A SuperNode that the SuperLink refuses this many times gets a new key."""
 CLOCK, CLOCK_SECONDS = "clock", 3.0
@@ -315,7 +315,7 @@ def soak(
         "PYTHONPATH": os.pathsep.join([str(HERE / "fast"), SOURCE]), "OMP_NUM_THREADS": "1",
         "HEARTBEAT": str(HEARTBEAT), "POLL": str(POLL), "CLOCK": str(folder / CLOCK),
     }  # fmt: skip
-    with kind(folder, env, poll=EXECUTOR_POLL) as federation:
+    with kind(folder, env) as federation:
         keys = federation.register([f"node-{n}" for n in range(CLIENTS)])
         for n, (name, key) in enumerate(keys.items()):
             federation.start_node(name, key, n, CLIENTS)

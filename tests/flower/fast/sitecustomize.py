@@ -1,8 +1,8 @@
 """Shorter heartbeats and waits for Flower's processes, so that tests need not wait for them.
 
 Python imports this module at its start if its folder is on PYTHONPATH. HEARTBEAT is the interval of
-heartbeats in seconds. CLOCK names a file that holds by how many seconds the SuperLink's clock is
-wrong.
+heartbeats in seconds, POLL the longest one between two questions for messages or tasks. CLOCK
+names a file that holds by how many seconds the SuperLink's clock is wrong.
 
 Flower's processes ask for messages and tasks at intervals. Asking often would take most of the CPU
 time of a test, and asking rarely most of its time. Here, a process that sends something touches the
@@ -54,7 +54,7 @@ if "CLOCK" in os.environ and any(word.endswith("flower-superlink") for word in s
     date.now = wrong  # type: ignore[attr-defined]
 
 BELL = Path(os.environ.get("FLWR_HOME", "."), "bell")
-LONGEST_WAIT = 1.0
+LONGEST_WAIT = float(os.environ.get("POLL", 1.0))
 """Seconds without the bell after which a process asks all the same."""
 RINGING = ("/PushMessages", "/PushObject", "/PushTaskOutput", "/StartRun")
 """The calls for whose effects other processes wait."""
