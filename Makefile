@@ -22,7 +22,7 @@ test: environment
 	@$(MAKE) --no-print-directory -j 2 check pytest
 
 pytest: environment
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 4 --dist worksteal
 
 quick: environment
 	@$(MAKE) --no-print-directory -j 2 check quick-pytest

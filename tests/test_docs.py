@@ -24,6 +24,7 @@ from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, run_s
 from fedsift.runs.compare import Row, dense_fedadam_bytes
 from fedsift.runs.config import read_values
 from fork_server import ForkedPython
+from shared import shared_folder
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -56,13 +57,15 @@ def section(page: Path, heading: str) -> str:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
+    return shared_folder(tmp_path_factory, "site", build_site)
+
+
+def build_site(folder):
     words = ("-m", "mkdocs", "build", "--strict", "--site-dir", str(folder))
     build = ForkedPython(*words, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     said = build.communicate(timeout=600)[1]
     assert build.returncode == 0, said
     assert "WARNING" not in said, said
-    return folder
 
 
 def test_the_site_builds_without_a_warning(site):
