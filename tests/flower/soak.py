@@ -90,6 +90,7 @@ class Soak:
     federation: Federation
     rounds: int
     seed: int
+    heartbeat: int = HEARTBEAT
     done: list[str] = field(default_factory=list)
     client_faults: list[tuple[int, int, str]] = field(default_factory=list)
     restarts: int = 0
@@ -170,7 +171,7 @@ class Soak:
             if process is not None:
                 self.federation.kill(name)  # with its SuperExec
             self.down.setdefault(name, time.monotonic())
-            if time.monotonic() - self.down[name] > 2 * HEARTBEAT + 1:
+            if time.monotonic() - self.down[name] > 2 * self.heartbeat + 1:
                 self.node_restarts += 1
                 self.register_if_refused(name)
                 key = self.federation.folder / f"{name}.key"
@@ -307,19 +308,23 @@ def simulated(history: list[dict[str, object]]) -> dict[str, torch.Tensor]:
 
 
 def soak(
-    rounds: int, seed: int, folder: Path, kind: type[Federation] = Federation
+    rounds: int,
+    seed: int,
+    folder: Path,
+    kind: type[Federation] = Federation,
+    heartbeat: int = HEARTBEAT,
 ) -> dict[str, object]:
     """Run the federation; return what happened, and raise AssertionError if it should not have."""
     began = time.monotonic()
     env = {
         "PYTHONPATH": os.pathsep.join([str(HERE / "fast"), SOURCE]), "OMP_NUM_THREADS": "1",
-        "HEARTBEAT": str(HEARTBEAT), "POLL": str(POLL), "CLOCK": str(folder / CLOCK),
+        "HEARTBEAT": str(heartbeat), "POLL": str(POLL), "CLOCK": str(folder / CLOCK),
     }  # fmt: skip
     with kind(folder, env) as federation:
         keys = federation.register([f"node-{n}" for n in range(CLIENTS)])
         for n, (name, key) in enumerate(keys.items()):
             federation.start_node(name, key, n, CLIENTS)
-        run = Soak(federation, rounds, seed)
+        run = Soak(federation, rounds, seed, heartbeat)
         before = run.rounds_done()
         ended_by = signal.signal(signal.SIGTERM, run.stop_soon)
         run.run()
