@@ -51,6 +51,7 @@ LINES: dict[str, Line] = {
     "flasc-5": Line(flasc, settings={"density": 0.05}),
     "sift": Line(algorithms.sift),
     "sift-warmup-4": Line(algorithms.sift, settings={"warmup_rounds": 4}),
+    "sift-average-25": Line(algorithms.sift, settings={"warmup_rounds": 4, "average": 0.25}),
     "sift-down-1": Line(algorithms.sift, settings={"down_density": 0.01}),
     "sift-5": Line(algorithms.sift, settings={"density": 0.05}),
     "sift-0.3": Line(algorithms.sift, settings={"density": 0.003}),
@@ -61,6 +62,22 @@ LINES: dict[str, Line] = {
 """The methods by name; a number after the name is the density in percent, up or down."""
 FIRST = ("fedavg-adam", "sift", "fedadam-ssm", "fedadam")
 """The methods that are run first."""
+
+URGENT = (
+    ("fedavg-adam", 0.3),  # sets the target if it is better than at the base rate
+    ("sift", 0.3),
+    ("sift-warmup-4", 1.0),
+    ("fedadam-ssm", 1.0),
+    ("sift-5", 1.0),
+    ("sift-average-25", 1.0),
+    ("fedadam-ssm", 0.3),
+    ("sift-warmup-4", 0.3),
+    ("sift-0.3", 1.0),
+    ("sift-down-1", 1.0),
+    ("flasc-25", 1.0),
+    ("fedadam", 1.0),
+)
+"""The methods and multiples of their learning rate that decide most, on the first task."""
 
 
 @dataclass(frozen=True)
@@ -98,19 +115,22 @@ class Run:
 def grid_runs(
     tasks: Sequence[str], names: Sequence[str], grid: Sequence[float], eps: Sequence[float]
 ) -> Iterator[Run]:
-    """Yield the runs of seed 0 by priority: first FIRST on every task, last the longest lines."""
-    chosen = [(name, task) for name in names for task in tasks]
-    for name, task in sorted(chosen, key=lambda line: priority(*line)):
-        for multiple in grid:
-            lr = float(f"{multiple * LINES[name].base:.6g}")
-            for value in eps if LINES[name].base == ADAM else eps[:1]:
-                yield Run(task, name, lr, value, seed=0)
+    """Yield the runs of seed 0: URGENT ones, then FIRST on every task, last the longest lines."""
+    chosen = [(name, task, multiple) for name in names for task in tasks for multiple in grid]
+    order = list(grid)
+    for name, task, multiple in sorted(chosen, key=lambda x: (priority(*x), order.index(x[2]))):
+        lr = float(f"{multiple * LINES[name].base:.6g}")
+        for value in eps if LINES[name].base == ADAM else eps[:1]:
+            yield Run(task, name, lr, value, seed=0)
 
 
-def priority(name: str, task: str) -> tuple[object, ...]:
-    """Return what orders a method on a task among all others."""
-    order = list(dict.fromkeys([*FIRST, *LINES]))
-    return LINES[name].rounds, name not in FIRST, TASKS.index(task), order.index(name)
+def priority(name: str, task: str, multiple: float) -> tuple[object, ...]:
+    """Return what orders a method on a task, with a learning rate, among all others."""
+    order, place = list(dict.fromkeys([*FIRST, *LINES])), len(URGENT)
+    if task == TASKS[0] and (name, multiple) in URGENT:
+        place = URGENT.index((name, multiple))
+    rounds = LINES[name].rounds
+    return place, rounds, name not in FIRST, TASKS.index(task), order.index(name)
 
 
 def repeated(runs: Iterable[Run], best: Best, seeds: Sequence[int]) -> Iterator[Run]:

@@ -5,6 +5,10 @@
 For each task and method, the learning rate (and ε of Adam) is the one with the lowest loss on the
 validation data in the last round of seed 0. All else is measured on the test data. The files are
 llm-tuning.csv, llm-curves.csv, llm-comparison.csv, and a figure per task.
+
+The bytes of both ways include the initial adapters, which every client downloads once. A client
+could draw them itself, because LoRA's A is random and its B is 0: columns that end with "from_seed"
+leave their download out.
 """
 
 from __future__ import annotations
@@ -50,6 +54,11 @@ class Found:
     def settings(self) -> tuple[float, str]:
         """What is chosen on the validation data."""
         return self.lr, self.eps
+
+    @property
+    def initial(self) -> float:
+        """The download of the initial model in MB, which no method compresses."""
+        return both(self.records[0])
 
     @property
     def validation(self) -> float:
@@ -142,6 +151,7 @@ def result_rows(runs: Sequence[Found]) -> Iterator[Row]:
         seeds = [run for run in runs if run.key == key]
         target = target_of(key[0], runs)
         hits = [first_below(run, target) for run in seeds]
+        pairs = list(zip(hits, seeds, strict=True))
         yield {
             "task": key[0],
             "method": key[1],
@@ -155,6 +165,9 @@ def result_rows(runs: Sequence[Found]) -> Iterator[Row]:
             "target": round(target, 4) if target else None,
             "mb_up_to_target": mean([hit and up(hit) for hit in hits]),
             "mb_both_to_target": mean([hit and both(hit) for hit in hits]),
+            "mb_both_to_target_from_seed": mean(
+                [hit and both(hit) - r.initial for hit, r in pairs]
+            ),
             **{
                 f"loss_at_{budget:g}_mb_{name}": mean([loss_within(r, budget, size) for r in seeds])
                 for name, size in (("up", up), ("both", both))

@@ -124,6 +124,7 @@ class Study:
         self.accuracy = Table(folder / "accuracy.csv", ("method", "budget", "seed"))
         self.variants = Table(folder / "variants.csv", (*tried, "average", "seed"))
         self.device, self.images = device, data.load("fashion-mnist")
+        self.norms: dict[str, Mapping[str, float]] = {}
 
     def run(self) -> None:
         """Choose settings and judge them, the most important runs first."""
@@ -195,7 +196,7 @@ class Study:
         """Train, and return what a table shows of the result."""
         algorithm, privacy = METHODS[name].make(settings), None
         if budget != "none":
-            clip = clips(settings, typical_norms(algorithm, self.federation(0, is_validation=True)))
+            clip = clips(settings, self.typical_norms(algorithm))
             privacy = DifferentialPrivacy(clip, epsilon=float(budget), delta=DELTA)
         began = time.process_time()
         try:
@@ -209,6 +210,13 @@ class Study:
             "device": torch.cuda.get_device_name() if result.snapshot.state.w.is_cuda else "cpu",
             "commit": commit(),
         }
+
+    def typical_norms(self, algorithm: Algorithm) -> Mapping[str, float]:
+        """Return the typical norms of clients' updates, computed once per method and settings."""
+        if repr(algorithm) not in self.norms:
+            given = self.federation(0, is_validation=True)
+            self.norms[repr(algorithm)] = typical_norms(algorithm, given)
+        return self.norms[repr(algorithm)]
 
 
 def measured(result: fedsift.Result) -> Row:

@@ -11,16 +11,25 @@ from torch.nn.functional import mse_loss
 
 import oracle
 from fedsift import algorithms
-from fedsift.algorithms import compressed, fedadam, fedsgd, find, for_rounds
+from fedsift.algorithms import compressed, fedadam, fedopt, fedprox, fedsgd, find, for_rounds
 from fedsift.algorithms.method import Algorithm, Context, Phase, always, nonzero_parts
 from fedsift.codec.update import dense
 from fedsift.schedules import cosine, linear
 from fedsift.simulation import Options, prepare
 from oracles.compressed import compressed as transcription
+from oracles.fedopt import first_state, server_step
 from problems import ridge
 
 ADAM = {"lr": 0.02, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6}
 SETTINGS = {"density": 0.3, "down_density": 0.5, "bits": 4, "decay": 0.9}
+MU = 0.7
+SERVER = {"server_lr": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
+INNER = {
+    "fedsgd": fedsgd(5, lr=0.01),
+    "fedadam": fedadam(5, **ADAM),
+    "fedprox": fedprox(MU, 5, lr=0.01),
+    "fedopt": fedopt("yogi", local_steps=5, lr=0.01, **SERVER),
+}
 
 
 def federation(problem, algorithm, participation=1.0, wire="count"):
@@ -42,26 +51,40 @@ def local_of(problem, name):
     """Five local steps of a client, by the oracle of the method."""
 
     def local(n, state):
-        gradient = problem.gradients[n]
+        gradient, (W, *_) = problem.gradients[n], state
         if name == "fedadam":
             return list(oracle.adam(gradient, tuple(state), 5, **ADAM))
-        return [oracle.sgd(gradient, state[0], 5, lr=0.01)]
+        mu = MU if name == "fedprox" else 0.0
+        return [oracle.sgd(lambda w: gradient(w) + mu * (w - W), W, 5, lr=0.01)]
 
     return local
 
 
+def server_of(name):
+    """The server's step by the oracle of FedOpt; other servers take the mean itself."""
+    state = first_state(np.zeros(12), SERVER["tau"])
+
+    def server(means):
+        nonlocal state
+        before, state = state.W, server_step(state, means[0], server="yogi", **SERVER)
+        return [state.W - before]
+
+    return server if name == "fedopt" else list
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("bits", [4, 32])
-@pytest.mark.parametrize("name", ["fedsgd", "fedadam"])
+@pytest.mark.parametrize("name", INNER)
 def test_ten_rounds_agree_with_the_transcription(name, bits, seed):
     problem, given = ridge(seed), {**SETTINGS, "bits": bits}
-    inner = fedadam(5, **ADAM) if name == "fedadam" else fedsgd(5, lr=0.01)
-    fed = federation(problem, compressed(inner, **given), participation=0.5, wire="real")
+    fed = federation(problem, compressed(INNER[name], **given), participation=0.5, wire="real")
     cohorts = [fed.cohort(round) for round in range(1, 11)]
     assert len(set(cohorts)) > 1
     w0 = problem.w0.numpy()
-    start = [w0] if name == "fedsgd" else [w0, 0 * w0, 0 * w0]
-    expected = transcription(local_of(problem, name), problem.sizes, start, cohorts, **given)
+    start = [w0, 0 * w0, 0 * w0] if name == "fedadam" else [w0]
+    expected = transcription(
+        local_of(problem, name), problem.sizes, start, cohorts, server=server_of(name), **given
+    )
     for ours, theirs in zip(trained(fed, 10).state, expected, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-10)
 

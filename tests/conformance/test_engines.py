@@ -1,8 +1,8 @@
 """Every registered method on every engine of a CPU, with equal bits.
 
 The same methods run on Flower with a simulation's bits in tests/flower/test_strategy.py, under
-torchrun (those of the field, and one of each kind) in tests/engine/test_torchrun.py, as stacks in
-tests/engine/test_engine.py.
+torchrun in tests/engine/test_torchrun.py, as stacks in tests/engine/test_engine.py, and on a GPU in
+tests/engine/test_gpu.py.
 """
 
 from dataclasses import replace

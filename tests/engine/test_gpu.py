@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 import fedsift
 import guide
+from engine.graphs import count_graphs
 from fedsift import algorithms, models, schedules
 from fedsift.algorithms import METHODS, find, registry, settings_of
 from fedsift.algorithms.buffers import BUFFERS
@@ -82,17 +83,24 @@ def assert_close(fed, rtol=1e-9, atol=1e-11):
     assert not torch.equal(found["w"], fed.initial_snapshot().state.w)
 
 
+@pytest.fixture
+def graphs(monkeypatch):
+    return count_graphs(monkeypatch)
+
+
 @pytest.mark.parametrize("name", [*METHODS, "compressed-fedprox", "compressed-fedadam"])
-def test_every_method_trains_like_the_reference(name):
+def test_every_method_trains_like_the_reference(name, graphs):
     assert_close(federation(small(name)))
+    graphs.assert_one_per_step()
 
 
 @pytest.mark.parametrize("name", guide.NAMES)
-def test_a_method_of_the_guide_trains_like_the_reference(name, monkeypatch):
+def test_a_method_of_the_guide_trains_like_the_reference(name, graphs, monkeypatch):
     monkeypatch.setattr(registry, "METHODS", dict(METHODS))
     make = guide.methods()[name]
     known = registry.METHODS[make().name].settings
     assert_close(federation(make(**{k: v for k, v in SMALL.items() if k in known})))
+    graphs.assert_one_per_step()
 
 
 @pytest.mark.parametrize("buffers", BUFFERS)
@@ -179,10 +187,11 @@ def assert_near(fed, tolerance, rounds=1):
 @pytest.mark.parametrize(
     "name", ["fedadam", "fedavg", "fedprox", "scaffold", "fedopt", "decomfl", "e3sfc"]
 )
-def test_methods_in_float32(name):
+def test_methods_in_float32(name, graphs):
     """Here the layers' kernels run, which know float32 only. None of these methods has a mask."""
     clients = [(x.float(), y) for x, y in samples()]
     assert_near(federation(small(name), lambda: perceptron().float(), clients), 1e-2, 3)
+    graphs.assert_one_per_step()
 
 
 @pytest.mark.parametrize("buffers", BUFFERS)

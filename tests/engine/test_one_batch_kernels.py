@@ -5,14 +5,18 @@ Where there is no GPU, Triton interprets them.
 
 import pytest
 import torch
-from stacked_models import DEVICE, TOKENS, Logits, federation, llama, lora_on, text
+from stacked_models import DEVICE, TOKENS, Logits, assert_same, federation, llama, lora_on, text
+from torch import nn
+from torch.func import functional_call
 from torch.nn import functional
 
 from fedsift.engine import Stacked
 from fedsift.engine.gpu.gradients import SingleGradients
-from fedsift.engine.gpu.one_batch import losses, norms, rewrites
+from fedsift.engine.gpu.one_batch import blocks, losses, norms, rewrites
 from fedsift.engine.gpu.one_batch.gradients import OneBatchGradients
 from fedsift.engine.gpu.one_batch.norms import normalized
+from fedsift.engine.gpu.weight import Weight
+from fedsift.models.transformer import TransformerBlock
 
 pytest.importorskip("triton", reason="Triton is not installed: there are no kernels to test")
 
@@ -112,6 +116,7 @@ def kernels(monkeypatch):
     """Kernels for tensors of any device."""
     for module in (losses, norms, rewrites):
         monkeypatch.setattr(module, "has_kernels", lambda x: x.dtype != torch.float64)
+    monkeypatch.setattr(blocks, "has_block_kernels", lambda x: x.dtype != torch.float64)
 
 
 def gradients_of(model, *data):
@@ -157,3 +162,105 @@ def test_heads_that_are_turned_in_part_are_not_turned_by_the_kernel(kernels):
     ours, theirs = gradients_of(Logits(lora_on(model)), *text())
     assert ours.rewritten
     torch.testing.assert_close(ours.buffers.gradient, theirs.buffers.gradient)
+
+
+def block(is_causal):
+    """A pre-norm block, and parameters and memory for gradients of two clients."""
+    torch.manual_seed(0)
+    module = TransformerBlock(32, 2, is_causal)
+    values = {
+        name: torch.stack([p.detach() + 0.1 * torch.randn_like(p) for _ in range(2)]).to(DEVICE)
+        for name, p in module.named_parameters()
+    }
+    return module, {n: Weight(p, p, torch.full_like(p, 7.0)) for n, p in values.items()}
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("tokens", [20, 70])  # of one block, and of two blocks of queries
+def test_the_kernels_of_a_pre_norm_block(is_causal, tokens):
+    from fedsift.engine.gpu.one_batch.blocks import fused_block
+
+    module, weights = block(is_causal)
+    x = torch.randn(4, tokens, 32, device=DEVICE, requires_grad=True)
+    anchor = torch.empty((), requires_grad=True)
+    ours = fused_block(module, weights, 2, anchor)(x)
+    leaf = x.detach().cpu().double().requires_grad_()
+    own = [
+        {n: w.value[c].cpu().double().requires_grad_() for n, w in weights.items()} for c in (0, 1)
+    ]
+    pairs = zip(own, leaf.chunk(2), strict=True)
+    theirs = torch.cat([functional_call(module.double(), p, (rows,)) for p, rows in pairs])
+    slope = torch.randn_like(theirs)
+    torch.testing.assert_close(ours.cpu().double(), theirs, rtol=1e-4, atol=1e-5)
+    (found,) = torch.autograd.grad(ours, x, slope.to(ours))
+    expected, *rest = torch.autograd.grad(theirs, [leaf, *own[0].values(), *own[1].values()], slope)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-4, atol=1e-4)
+    written = [w.gradient[client] for client in (0, 1) for w in weights.values()]
+    for a, b in zip(written, rest, strict=True):
+        torch.testing.assert_close(a.cpu().double(), b, rtol=1e-4, atol=1e-4)
+
+
+def small_transformer(is_causal=True):
+    torch.manual_seed(0)
+    layers = [TransformerBlock(32, 2, is_causal) for _ in range(2)]
+    return nn.Sequential(nn.Embedding(20, 32), *layers, nn.LayerNorm(32), nn.Linear(32, 20))
+
+
+def test_a_transformer_of_fused_blocks_has_the_same_gradients(kernels):
+    ours, theirs = gradients_of(small_transformer(), *text())
+    assert len(ours.blocks) == 2
+    torch.testing.assert_close(ours.buffers.gradient, theirs.buffers.gradient)
+    torch.testing.assert_close(ours.buffers.loss, theirs.buffers.loss)
+
+
+def test_blocks_without_trainable_layers_before_them_get_their_gradients(kernels):
+    model = small_transformer()
+    model[0].requires_grad_(False)
+    ours, theirs = gradients_of(model, *text())
+    assert len(ours.blocks) == 2
+    torch.testing.assert_close(ours.buffers.gradient, theirs.buffers.gradient)
+
+
+def test_two_rounds_with_fused_blocks_are_those_of_the_reference(kernels):
+    assert_same(federation(small_transformer(), *text()))
+
+
+def test_blocks_that_the_kernels_do_not_cover_run_as_separate_layers(kernels):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 32), TransformerBlock(32, 4), nn.Linear(32, 20))
+    ours, theirs = gradients_of(model, *text())  # heads of width 8
+    assert not ours.blocks
+    assert "in 4 heads" in ours.remark
+    torch.testing.assert_close(ours.buffers.gradient, theirs.buffers.gradient)
+
+
+def changed_block(change):
+    module = TransformerBlock(32, 2)
+    change(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda block: block.attention.register_forward_hook(lambda *_: None),
+        lambda block: block.network[1].weight.requires_grad_(False),
+        lambda block: setattr(block.network[2], "approximate", "tanh"),
+        lambda block: block.attention.append(nn.Dropout()),
+        lambda block: setattr(block.attention[1].inputs, "bias", None),
+    ],
+)
+def test_modules_that_only_look_like_a_block(change):
+    from fedsift.engine.gpu.one_batch.blocks import is_block
+
+    assert is_block(TransformerBlock(32, 2))
+    assert not is_block(changed_block(change))
+
+
+def test_a_block_that_is_used_twice_is_not_fused(kernels):
+    from fedsift.engine.gpu.one_batch.blocks import fusible_blocks
+
+    first, second = TransformerBlock(32, 2), TransformerBlock(32, 2)
+    second.network[1].weight = first.network[1].weight
+    model = nn.Sequential(first, second, TransformerBlock(32, 2))
+    assert list(fusible_blocks(model, torch.zeros(1))) == [model[2]]

@@ -101,6 +101,18 @@ def test_it_says_whose_reply_is_missing(place, said):
     assert status.estimated_end > time.time() - 1
 
 
+def test_it_counts_the_nodes_with_which_a_round_starts(place, said):
+    """Also if it did not have to wait for them."""
+    grid = place.grid()
+    grid.silent = {103}
+    start(place.strategy(), grid, 1, timeout=0.2)
+    assert {status.connected for _, status in said} == {5}
+    grid.nodes[104].is_online = False
+    said.clear()
+    start(place.strategy(), grid, 3, timeout=0.2)
+    assert said[-1][1].connected == 4
+
+
 def test_known_clients_are_named_and_malformed_replies_listed(place, said):
     grid = place.grid()
     strategy = place.strategy()
@@ -322,7 +334,7 @@ def test_prometheus_reads_the_metrics_on_this_machine_only(place):
     found, listening = seen
     first = place.history()[0]
     assert {name: value for (name, label), value in found.items() if not label} == {
-        "fedsift_round": 1, "fedsift_rounds": 2, "fedsift_supernodes_connected": 0,
+        "fedsift_round": 1, "fedsift_rounds": 2, "fedsift_supernodes_connected": 5,
         "fedsift_clients_waiting": 1, "fedsift_merged_updates_total": 4,
         "fedsift_rejected_updates_total": 0, "fedsift_accuracy": 0.5, "fedsift_loss": 1.5,
         "fedsift_train_loss": first["train_loss"], "fedsift_round_seconds": first["seconds"],

@@ -11,6 +11,8 @@ from oracles.common import Cohorts, mean_of
 
 Local: TypeAlias = Callable[[int, list[Vector]], list[Vector]]
 """Where a client's vectors end up, given its number and the global ones; W is the first."""
+Server: TypeAlias = Callable[[list[Vector]], list[Vector]]
+"""What the method's server makes of the mean differences."""
 
 
 def compressed(
@@ -23,6 +25,7 @@ def compressed(
     down_density: float,
     bits: int,
     decay: float,
+    server: Server = list,
 ) -> list[Vector]:
     """Each client's residual of dW decays; the server's residuals of all vectors do not."""
     state = [x.copy() for x in start]
@@ -47,10 +50,8 @@ def compressed(
             differences[0] = differences[0] + decay * errors[n]
             messages.append(squeezed(differences, up))
             errors[n] = differences[0] - messages[-1][0]
-        steps = [
-            mean_of(cohort, [message[place] for message in messages], weights) + residual
-            for place, residual in enumerate(residuals)
-        ]
+        means = [mean_of(cohort, list(sent), weights) for sent in zip(*messages, strict=True)]
+        steps = [x + kept for x, kept in zip(server(means), residuals, strict=True)]
         broadcast = squeezed(steps, down)
         residuals = [step - sent for step, sent in zip(steps, broadcast, strict=True)]
         state = [x + sent for x, sent in zip(state, broadcast, strict=True)]

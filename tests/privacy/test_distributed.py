@@ -16,6 +16,7 @@ from fedsift.privacy import DifferentialPrivacy
 from fedsift.privacy.accounting import epsilon_after
 from fedsift.privacy.discrete_gaussian import Bits
 from fedsift.privacy.distributed import DistributedNoise, log_ratio
+from fedsift.privacy.secure.messages import SecureStage
 
 METHOD = algorithms.sift_common(density=0.5, nominate=False, local_steps=2, lr=0.01)
 
@@ -88,6 +89,18 @@ def test_every_client_of_a_secure_sum_adds_its_noise(monkeypatch):
     assert np.abs(spread).max() > 7  # beyond what a client sends without noise
     assert result.history[-1]["clients"] == 10  # nobody is left out by chance
     assert result.history[-1]["epsilon"] == pytest.approx(noise.epsilon(4, 1e-5))
+
+
+@pytest.mark.parametrize(("missing", "in_sum"), [(3, 7), (4, 0)])
+def test_no_sum_has_fewer_clients_than_its_noise_is_counted_for(missing, in_sum, monkeypatch):
+    """Clients that are lost before they send keys make the group smaller, and its threshold."""
+    lost = dict.fromkeys(range(missing), SecureStage.KEYS)
+    monkeypatch.setattr(secure_round.SecureRounds, "losses", lambda self, round, cohort: lost)
+    result = train(1, privacy=DifferentialPrivacy(clip=8.0, noise=2.0), secure=True)
+    assert result.history[-1]["clients"] == in_sum
+    assert in_sum or "at least 7 clients" in result.history[-1]["problems"]["9"]
+    assert result.history[-1]["epsilon"] > 0
+    assert train(1, secure=True).history[-1]["clients"] == 10 - missing
 
 
 def test_a_secure_private_run_ends_before_its_budget_and_can_be_repeated():

@@ -49,7 +49,8 @@ def write_run(folder, validation, losses):
     """Write a run that ends with this loss on the validation data."""
     folder.mkdir(parents=True)
     clients = {f"client_perplexity_{name}": 9.0 for name in ("mean", "worst", "p90", "std")}
-    lines = [record(0, 50.0, 0, validation_loss=5.0, **clients)]
+    first = {"downlink_bytes": 5e5}  # the initial model
+    lines = [{**record(0, 50.0, 0, validation_loss=5.0, **clients), **first}]
     for number, loss in enumerate(losses, 1):
         lines.append(record(number, 10 * loss, number, validation_loss=validation, **clients))
     lines.append(record(len(losses) + 1, None, 99))  # not evaluated
@@ -75,6 +76,7 @@ def test_settings_are_chosen_on_the_validation_data_alone(results, tmp_path):
     assert float(rows["sift"]["target"]) == 3.4  # of federated averaging
     assert float(rows["sift"]["mb_up_to_target"]) == 1.5  # in rounds 2 and 1, a MB each
     assert float(rows["sift"]["mb_both_to_target"]) == 4.5
+    assert float(rows["sift"]["mb_both_to_target_from_seed"]) == 4.5 - 0.5
     assert float(rows["sift"]["loss_at_1_mb_up"]) == pytest.approx(3.45)
     assert (tmp_path / "results" / "llm-sotu.png").read_bytes().startswith(b"\x89PNG")
 
@@ -93,13 +95,17 @@ def test_the_committed_results_are_made_of_the_committed_runs(results, tmp_path)
         assert (tmp_path / f"{name}.csv").read_text() == committed.read_text()
 
 
-def test_the_main_methods_are_run_first_and_the_longest_last(plan):
+def test_urgent_runs_come_first_then_the_main_methods_and_last_the_longest(plan):
     runs = list(plan.grid_runs(plan.TASKS, tuple(plan.LINES), plan.GRID, (plan.EPS,)))
     assert len(runs) == len({run.path for run in runs}) == len(plan.LINES) * 2 * 4
-    lines = list(dict.fromkeys((run.name, run.task) for run in runs))
+    first, rest = runs[: len(plan.URGENT)], runs[len(plan.URGENT) :]
+    assert [run.task for run in first] == ["sotu"] * len(plan.URGENT)
+    assert [(run.name, round(run.lr / run.line.base, 6)) for run in first] == list(plan.URGENT)
+    lines = list(dict.fromkeys((run.name, run.task) for run in rest))
     assert lines[:8] == [(name, task) for task in plan.TASKS for name in plan.FIRST]
     assert {name for name, _ in lines[-2:]} == {"decomfl"}
-    assert [run.lr for run in runs[:4]] == [0.001, 0.0003, 0.003, 0.0001]
+    on_plays = [run.lr for run in rest if run.task == "shakespeare"]
+    assert on_plays[:4] == [0.001, 0.0003, 0.003, 0.0001]
 
 
 def test_only_the_chosen_settings_are_repeated_with_other_seeds(plan):

@@ -19,7 +19,7 @@ from fedsift.codec.update import Role, Update, vector_for
 from fedsift.codec.value_blocks import Integer
 from fedsift.engine.contract import ClientResult, Job, Results
 from fedsift.federation.inbox import Inbox, Reply
-from fedsift.federation.private_rounds import noisy_codes
+from fedsift.federation.private_rounds import noisy_codes, settings_with_noise
 from fedsift.privacy.secure import Refusal, SecureSettings, SecureSumStopped
 from fedsift.privacy.secure.client import SecureClient
 from fedsift.privacy.secure.exchange import StageBytes, reply_of, run_exchange
@@ -48,7 +48,8 @@ class SecureRounds:
     """
 
     def __init__(self, federation: Federation) -> None:
-        self.federation, self.settings = federation, federation.secure or SecureSettings()
+        secure = federation.secure or SecureSettings()
+        self.federation, self.settings = federation, settings_with_noise(secure, federation.noise)
         self.start()
 
     def start(self) -> None:

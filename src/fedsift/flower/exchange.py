@@ -34,6 +34,7 @@ def wait_for_nodes(
     while len(nodes := connected_nodes(grid)) < wanted and time.monotonic() < deadline:
         watch.waiting_for_nodes(len(nodes), wanted, deadline)
         time.sleep(POLL_SECONDS)
+    watch.nodes_connected(len(nodes), wanted)
     if len(nodes) < needed:
         raise TooFewClients(
             f"{len(nodes)} of at least {needed} SuperNodes are connected after {seconds:g} s: "

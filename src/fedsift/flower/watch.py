@@ -49,6 +49,10 @@ class RunWatch:
             names = f"{wanted} SuperNode{'s' * (wanted != 1)}"
             log(INFO, "waiting for %s, %s connected, %.0f s left", names, connected, left)
 
+    def nodes_connected(self, connected: int, wanted: int) -> None:
+        """Take how many SuperNodes are connected as a round starts."""
+        self.status = replace(self.status, connected=connected, wanted=wanted)
+
     def waiting_for_replies(
         self,
         answered: Sequence[str],

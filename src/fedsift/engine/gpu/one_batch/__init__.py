@@ -8,5 +8,6 @@
 - ``rewrites.py``: faster forms of the modules that Llama and its kin share
 - ``norms.py``: layer and RMS normalization
 - ``losses.py``: the cross-entropy of large vocabularies
-- ``triton.py``: the kernels, and ``backend.py``: where they can be used
+- ``blocks.py``: pre-norm Transformer blocks in few kernels, and ``fused.py``: their pieces
+- ``triton.py`` and ``triton_blocks.py``: the kernels, and ``backend.py``: where they can be used
 """

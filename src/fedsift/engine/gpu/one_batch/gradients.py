@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map  # keeps the classes of a model's outpu
 
 from fedsift.engine.gpu.gradients import FlatBuffers, SingleGradients, StackBuffers, client_losses
 from fedsift.engine.gpu.graph import random_state
+from fedsift.engine.gpu.one_batch.blocks import fused_block, fusible_blocks
 from fedsift.engine.gpu.one_batch.losses import is_fused, losses_and_slope
 from fedsift.engine.gpu.one_batch.rewrites import rewrites
 from fedsift.engine.gpu.one_batch.units import (
@@ -26,6 +27,7 @@ from fedsift.engine.gpu.one_batch.units import (
 )
 from fedsift.engine.gpu.stacked_task import StackedTask
 from fedsift.engine.gpu.unsupported import UnsupportedModel, reason_of
+from fedsift.engine.gpu.weight import Weight
 from fedsift.task.samples import Tree, call_model, select_rows
 
 TOLERANCE = {"fp32": 0.01, "tf32": 0.1, "bf16": 0.1}
@@ -48,18 +50,22 @@ class OneBatchGradients(FlatBuffers):
             raise UnsupportedModel("training changes its buffers")
         self.task, self.dtype = task, torch.bfloat16 if task.precision == "bf16" else layout.dtype
         self.buffers = StackBuffers(task, clients, layout.d, self.dtype)
-        self.units = units_of(task.task.model)
-        self.rewritten = list(rewrites(task.task.model))
+        model, like = task.task.model, self.buffers.low_precision
+        self.names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        self.blocks = list(fusible_blocks(model, like))
+        self.units = units_of(model, self.blocks)
+        self.rewritten = list(rewrites(model))
 
     def check(self, rows: Tensor) -> None:
         """Compare with the gradient of one client alone; drop faster forms that do not fit."""
         try:
             self._compare(rows)
         except Exception as problem:  # a form that does not fit may raise anything
-            if not self.rewritten:
+            if not (self.rewritten or self.blocks):
                 raise
             self.remark = f"without faster forms of its layers: {reason_of(problem)}"
-            self.rewritten = []
+            self.rewritten, self.blocks = [], []
+            self.units = units_of(self.task.task.model)
             self._compare(rows)
 
     def _compare(self, rows: Tensor) -> None:
@@ -68,31 +74,52 @@ class OneBatchGradients(FlatBuffers):
         A model that draws random numbers is compared in evaluation mode, where they do not differ.
         """
         place, before = len(rows) - 1, random_state(rows.device)
-        ours, _ = self._gradients(rows, is_training=True)
+        self._gradients(rows, is_training=True)
         if random_state(rows.device) != before:
-            ours, _ = self._gradients(rows, is_training=False)
+            self._gradients(rows, is_training=False)
         alone = SingleGradients(self.task, 1)
         alone.buffers.x.w.copy_(self.buffers.x.w[place:])
         alone.compute_client(0, rows[place])  # in the mode in which the model is now
         layers, tolerance = self.task.task.layout.layers, TOLERANCE[self.task.precision]
-        check_close(layers, ours[place].float(), alone.buffers.gradient[0].float(), tolerance)
+        ours, theirs = self.buffers.gradient[place], alone.buffers.gradient[0]
+        check_close(layers, ours.float(), theirs.float(), tolerance)
 
     def compute(self, rows: Tensor) -> None:
         """Set the gradients to those of the given rows of the data, and add up the losses."""
-        gradients, losses = self._gradients(rows, is_training=True)
-        self.buffers.gradient.copy_(gradients)
-        self.buffers.loss += losses
+        self.buffers.loss += self._gradients(rows, is_training=True)
 
-    def _gradients(self, rows: Tensor, is_training: bool) -> tuple[Tensor, Tensor]:
-        """Return the gradients ``(clients, d)`` and the losses."""
+    def _gradients(self, rows: Tensor, is_training: bool) -> Tensor:
+        """Overwrite the gradients ``(clients, d)`` and return the losses."""
         model, stack = self.task.task.model, Stack(*rows.shape)
         x, y = (select_rows(tree, rows.view(-1)) for tree in (self.task.data, self.task.labels))
         self.task.task.train_mode(model) if is_training else model.eval()
-        own = self._parameters()
-        with self._installed(own, stack):
+        own, written = self._parameters(), self._written()
+        anchor = torch.empty((), device=rows.device, requires_grad=True)
+        with self._installed(own, written, anchor, stack):
             output = tree_map(stack.split, call_model(model, x))
-            losses, gradients = self._derive(output, tree_map(stack.split, y), list(own.values()))
-        return torch.cat([g.flatten(1) for g in gradients], 1), losses.detach()
+            rest = {name: p for name, p in own.items() if name not in written}
+            leaves = [*rest.values(), *([anchor] if written else [])]
+            losses, gradients = self._derive(output, tree_map(stack.split, y), leaves)
+        self._write(dict(zip(rest, gradients, strict=False)))
+        return losses.detach()
+
+    def _write(self, gradients: dict[str, Tensor]) -> None:
+        """Copy the gradients of named parameters to the buffer."""
+        if len(gradients) == len(self.names):
+            pieces = [gradients[name].flatten(1) for name in self.task.task.layout.names]
+            torch.cat(pieces, 1, out=self.buffers.gradient)
+            return
+        places = self.task.task.layout.unflatten(self.buffers.gradient)
+        for name, gradient in gradients.items():
+            places[name].copy_(gradient)
+
+    def _written(self) -> dict[str, Weight]:
+        """Return the parameters of fused blocks, which write their own gradients."""
+        buffers, unflatten = self.buffers, self.task.task.layout.unflatten
+        whole = (buffers.x.w, buffers.low_precision, buffers.gradient)
+        values, products, gradients = (unflatten(x) for x in whole)
+        names = [self.names[p] for block in self.blocks for p in block.parameters()]
+        return {name: Weight(values[name], products[name], gradients[name]) for name in names}
 
     def _parameters(self) -> dict[str, Tensor]:
         """Return each client's parameters by name: matrices in the format of their products."""
@@ -117,9 +144,14 @@ class OneBatchGradients(FlatBuffers):
         )
 
     @contextmanager
-    def _installed(self, own: dict[str, Tensor], stack: Stack) -> Iterator[None]:
-        """Let the units compute with the clients' parameters."""
+    def _installed(
+        self, own: dict[str, Tensor], written: dict[str, Weight], anchor: Tensor, stack: Stack
+    ) -> Iterator[None]:
+        """Let the blocks and units compute with the clients' parameters."""
         found: dict[nn.Module, Compute] = dict(self.rewritten)
+        for block in self.blocks:
+            weights = {name: written[self.names[p]] for name, p in block.named_parameters()}
+            found[block] = fused_block(block, weights, stack.clients, anchor)
         for unit in self.units:
             parameters = {name: own[of_model] for name, of_model in unit.parameters.items()}
             if unit.rule is None:  # any operations may follow, which must not mix formats

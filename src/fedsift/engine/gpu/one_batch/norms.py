@@ -56,21 +56,8 @@ class Normalization(torch.autograd.Function):
         is_centered: bool,
     ) -> Tensor:
         """Normalize each row."""
-        from fedsift.engine.gpu.layers import block_size
-        from fedsift.engine.gpu.one_batch import triton as kernels
-
-        clients, width = len(x), x.shape[-1]
-        rows = x[0].numel() // width
-        y = torch.empty_like(x)
-        mean, inverse_std = x.new_empty(2, clients * rows, dtype=torch.float32)
-        block = block_size(width)
-        height = max(1, ELEMENTS // block)
         weight, bias = (None if p is None else p.contiguous() for p in (weight, bias))
-        kernels.norm_kernel[(-(-rows // height), clients)](
-            x, weight, bias, y, mean, inverse_std, rows, client_stride(weight), eps,
-            WIDTH=width, CENTER=is_centered, WEIGHT=weight is not None, BIAS=bias is not None,
-            ROWS=height, BLOCK=block, num_warps=4,
-        )  # fmt: skip
+        y, mean, inverse_std = normalize(x, weight, bias, eps, is_centered)
         ctx.save_for_backward(x, weight, mean, inverse_std)
         ctx.is_centered, ctx.has_bias = is_centered, bias is not None
         return y
@@ -78,17 +65,12 @@ class Normalization(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return the gradients of x, weight and bias."""
-        from fedsift.engine.gpu.layers import block_size
         from fedsift.engine.gpu.one_batch import triton as kernels
 
         x, weight, mean, inverse_std = ctx.saved_tensors
         clients, width = len(x), x.shape[-1]
         rows = x[0].numel() // width
-        block = block_size(width)
-        height = max(1, ELEMENTS // block)
-        portions = max(1, min(PORTIONS // clients, -(-rows // height)))
-        portion = -(-rows // portions // height) * height
-        portions = -(-rows // portion)
+        block, height, portions, portion = portions_of(clients, rows, width)
         has_sums = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         result = torch.empty_like(x)
         sums = x.new_empty(2, clients, portions, width if has_sums else 0, dtype=torch.float32)
@@ -106,6 +88,39 @@ class Normalization(torch.autograd.Function):
             None,
             None,
         )
+
+
+def normalize(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, is_centered: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return normalized rows, and the mean and inverse standard deviation of each."""
+    from fedsift.engine.gpu.one_batch import triton as kernels
+
+    clients, width = len(x), x.shape[-1]
+    rows = x[0].numel() // width
+    y = torch.empty_like(x)
+    mean, inverse_std = x.new_empty(2, clients * rows, dtype=torch.float32)
+    block, height, _, _ = portions_of(clients, rows, width)
+    kernels.norm_kernel[(-(-rows // height), clients)](
+        x, weight, bias, y, mean, inverse_std, rows, client_stride(weight), eps,
+        WIDTH=width, CENTER=is_centered, WEIGHT=weight is not None, BIAS=bias is not None,
+        ROWS=height, BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    return y, mean, inverse_std
+
+
+def portions_of(clients: int, rows: int, width: int) -> tuple[int, int, int, int]:
+    """Return the width and height of a block of rows, and the number and length of portions.
+
+    A portion is the rows of a client whose contributions to the gradients one GPU block sums.
+    """
+    from fedsift.engine.gpu.layers import block_size
+
+    block = block_size(width)
+    height = max(1, ELEMENTS // block)
+    portions = max(1, min(PORTIONS // clients, -(-rows // height)))
+    portion = -(-rows // portions // height) * height
+    return block, height, -(-rows // portion), portion
 
 
 def client_stride(parameter: Tensor | None) -> int:

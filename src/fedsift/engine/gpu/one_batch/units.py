@@ -8,7 +8,7 @@ parameters of its own. Known units are batched matrix products; ``torch.vmap`` c
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -59,18 +59,22 @@ class Unit:
     rule: Rule | None
 
 
-def units_of(model: nn.Module) -> list[Unit]:
-    """Return the units of a model, which hold all of its trainable parameters.
+def units_of(model: nn.Module, other: Sequence[nn.Module] = ()) -> list[Unit]:
+    """Return the units of a model, which hold all trainable parameters but those of ``other``.
 
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.LayerNorm(2))
     >>> [sorted(unit.parameters.values()) for unit in units_of(model)]
     [['0.bias', '0.weight'], ['2.bias', '2.weight']]
     """
     names = {p: name for name, p in model.named_parameters()}
-    return list(_units_in(model, names))
+    return list(_units_in(model, names, other))
 
 
-def _units_in(module: nn.Module, names: dict[nn.Parameter, str]) -> Iterator[Unit]:
+def _units_in(
+    module: nn.Module, names: dict[nn.Parameter, str], other: Sequence[nn.Module]
+) -> Iterator[Unit]:
+    if any(module is found for found in other):
+        return
     own = any(p.requires_grad for p in module.parameters(recurse=False))
     if own or is_lora(module):
         parameters = module.named_parameters()
@@ -78,7 +82,7 @@ def _units_in(module: nn.Module, names: dict[nn.Parameter, str]) -> Iterator[Uni
         yield Unit(module, trained, rule_for(module))
         return
     for child in module.children():
-        yield from _units_in(child, names)
+        yield from _units_in(child, names, other)
 
 
 @dataclass(frozen=True)
