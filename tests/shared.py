@@ -1,6 +1,7 @@
 """Folders that several tests read, each made once by the worker that needs it first."""
 
 import os
+import shutil
 from pathlib import Path
 
 from filelock import FileLock
@@ -13,6 +14,7 @@ def shared_folder(tmp_path_factory, name, make):
     done = Path(f"{folder}.done")
     with FileLock(f"{folder}.lock"):
         if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # if it failed before
             folder.mkdir()
             make(folder)
             done.touch()

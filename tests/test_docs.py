@@ -7,6 +7,7 @@ import pkgutil
 import re
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -18,7 +19,9 @@ import fedsift
 from fedsift import advise, privacy
 from fedsift.algorithms import METHODS
 from fedsift.cli.entry import app
+from fedsift.errors import ConfigError
 from fedsift.flower import FedSift, client_app
+from fedsift.privacy.differential import private_roles
 from fedsift.progress import times_fewer
 from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, run_summary, train_rounds
 from fedsift.runs.compare import Row, dense_fedadam_bytes
@@ -277,3 +280,17 @@ def test_formulas_become_mathml(site):
 def test_links_have_existing_targets(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_the_pages_on_privacy_name_the_methods_that_can_be_private():
+    private = privacy.DifferentialPrivacy(clip=dict.fromkeys("wmvp", 1.0), noise=1.0)
+    accepted = set()
+    for name, make in METHODS.items():
+        with suppress(ConfigError):
+            private_roles(make(), private)
+            accepted.add(name)
+    listed = section(DOCS / "how-to" / "differential-privacy.md", "Which methods can be private")
+    assert set(re.findall(r"`([a-z0-9-]+)`", listed.partition(". ")[0])) == accepted
+    table = (DOCS / "explanation" / "privacy.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"\n\| (.*): methods that send everything in full \|", table)
+    assert {*re.findall(r"`([a-z0-9-]+)`", row), "decomfl"} == accepted
