@@ -11,6 +11,7 @@ import torch
 
 needs_triton = [
     *(f"engine/gpu/{name}" for name in ("triton", "layers", "network", "channels_last")),
+    *(f"engine/gpu/one_batch/{name}" for name in ("triton", "triton_blocks", "fused")),
     *(f"codec/{name}" for name in ("triton", "gpu_sizes")),
     *(f"selection/{name}" for name in ("triton", "gpu")),
 ]

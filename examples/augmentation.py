@@ -64,7 +64,7 @@ def draw(results, path):
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained", width_ratios=(1, 2))
     digit = data.load("digits").train[0][0]
     uses = torch.cat([torch.cat([shifted(digit)[0] for _ in range(3)], 1) for _ in range(3)])
-    axes[0].imshow(uses, cmap="gray_r")
+    axes[0].imshow(uses.numpy(), cmap="gray_r")
     axes[0].set(title="one image, nine uses", xticks=[], yticks=[])
     for name, result in results.items():
         axes[1].plot([100 * record["accuracy"] for record in result.history], label=name)

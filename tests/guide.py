@@ -6,8 +6,8 @@ from typing import Any
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "own-method.md"
 NAMES = (
-    "my_fedprox", "fedsgd_feedback", "fedavgm", "fedavg_own_momentum", "majority_vote", "fednova",
-    "zeroth_order",
+    "my_fedprox", "fedsgd_feedback", "fedavgm", "fedavg_own_momentum", "majority_vote",
+    "ternary_fedavg", "fednova", "zeroth_order",
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from fedsift.algorithms import (
     for_rounds,
     method,
 )
+from fedsift.codec.wire import ENCODED
 from fedsift.engine import Forked, Reference, Stacked
 from fedsift.engine.processes import forked
 from fedsift.schedules import cosine
@@ -149,6 +150,16 @@ def test_the_majority_of_the_signs_decides(methods):
     end = trained(fed)
     assert_close(end.state.w, W)
     assert end.traffic.uplink_bytes <= 0.6 * ROUNDS * 50  # a header and 2 bytes of signs
+
+
+def test_a_coder_of_ones_own_travels_in_frames(methods):
+    algorithm, problem = small(methods["ternary_fedavg"]), ridge(1, clients=CLIENTS, d=103)
+    fed = federation(algorithm, problem, BATCH)
+    ours, theirs = trained(replace(fed, wire=ENCODED)), trained(fed)
+    assert torch.equal(ours.state.w, theirs.state.w)
+    assert ours.traffic == theirs.traffic
+    per_client = ours.traffic.uplink_bytes / ROUNDS / 0.6
+    assert 4 + 21 < per_client < 4 + 21 + 50  # the scale, five values per byte, and a header
 
 
 @pytest.mark.parametrize("name", [*guide.NAMES, "feddyn"])

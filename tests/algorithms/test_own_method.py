@@ -9,9 +9,10 @@ from torch.nn.functional import mse_loss
 import fedsift
 import guide
 from fedsift import algorithms
-from fedsift.algorithms import METHODS, Algorithm, Phase, method
+from fedsift.algorithms import METHODS, Algorithm, Phase, find, method, normalized_name
 from fedsift.algorithms.method import always
 from fedsift.codec.update import dense
+from fedsift.codec.values import Linear
 from fedsift.report.styles import palette, style_of
 from problems import ridge
 
@@ -97,6 +98,10 @@ PHASES = {
         r"points must yield weights of the shape \(1, 12\), got \(12,\)",
     ),
     "no points": ({"points": lambda x, context: []}, "points must yield at least one"),
+    "a coder's class": (
+        {"send": lambda context, update, memory: (dense({"w": update.delta_w}, Linear), memory)},
+        r"a value coder must be one such as Linear\(4\) or Sign\(\), or your own after reg",
+    ),
     "a payload of no length": (
         {"send": lambda context, update, memory: (dense({"p": update.delta_w[:, :2]}), memory)},
         "p has 2 coordinates, but its length is 12, which the method declares in lengths",
@@ -154,6 +159,20 @@ def test_a_memory_keeps_its_shape(memory):
 def test_epochs_are_checked():
     with pytest.raises(ValueError, match="epochs must be a whole number of at least 1, got 0"):
         algorithms.Epochs(0)
+
+
+def test_a_method_of_a_module_can_be_compressed_by_name(tmp_path, monkeypatch):
+    (tmp_path / "my_methods.py").write_text(
+        "from fedsift.algorithms import fedavg\n\n"
+        "def my_fedavg(lr: float = 0.1):\n    return fedavg(local_steps=2, lr=lr)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    name = normalized_name("compressed-my_methods:my_fedavg")
+    assert find(name)(lr=0.2, density=0.5).settings["lr"] == 0.2
+    with pytest.raises(
+        ValueError, match=r"unknown algorithm 'my-fedavg'.*package\.module:function$"
+    ):
+        find("my-fedavg")
 
 
 def test_a_method_must_return_an_algorithm():

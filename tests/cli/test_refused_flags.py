@@ -27,6 +27,19 @@ def test_a_bug_is_not_disguised(monkeypatch):
         main(["run"])
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["run", "sift"], "like this: --algorithm sift\n"),
+        (["compare", "fedavg", "sift"], "like this: --algorithms fedadam-ssm,sift\n"),
+        (["bounds", "sift"], "argument (sift)\n"),
+    ],
+)
+def test_algorithms_without_an_option_are_explained(words, hint, capsys):
+    assert main(words) == 2
+    assert capsys.readouterr().err.endswith(hint)
+
+
 UNKNOWN = {
     "command": (["rnu"], "'run'"),
     "data set": (["run", "--dataset", "cifar10"], "'cifar-10'"),

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedsift.codec.errors import FrameError
 from fedsift.codec.update import CodedValues
 from fedsift.codec.values import (
+    OWN_IDS,
     VALUE_CODERS,
     Bit,
     BlockCoder,
@@ -236,8 +237,21 @@ def test_wire_ids() -> None:
         assert 0 < coder.wire_id < 2**16
         assert from_wire_id(coder.wire_id) == coder
     known = {coder.wire_id % 256 for coder in (*VALUE_CODERS.values(), *wide)}
-    known |= {0x80 | bits | kind for bits in range(2, 9) for kind in (0x10, 0x20)}
-    unknown = {7, 0x0102, 0x0105, 0x0834, 0x2007, 0x2014, 0xFF24, 2**16, -1}
+    known |= {0x80 | bits | kind for bits in range(2, 9) for kind in (0x10, 0x20)} | {*OWN_IDS}
+    unknown = {
+        7,
+        OWN_IDS[-1],
+        OWN_IDS[0] + 0x80,
+        OWN_IDS[0] + 0x100,
+        0x0102,
+        0x0105,
+        0x0834,
+        0x2007,
+        0x2014,
+        0xFF24,
+        2**16,
+        -1,
+    }
     for wire_id in (set(range(256)) - known) | unknown:
         with pytest.raises(FrameError, match="unknown"):
             from_wire_id(wire_id)

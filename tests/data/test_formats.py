@@ -3,6 +3,7 @@
 # ruff: noqa: NPY002
 
 import math
+import os
 import random
 import time
 from dataclasses import replace
@@ -243,6 +244,11 @@ def test_workers_end_with_the_run_without_a_word(capfd, monkeypatch):
     simulate(network(), clients, None, fedavg(local_steps=2), 1, num_workers=2, progress=False)
     assert set(active_children()) <= before
     assert capfd.readouterr().err == ""
+
+
+def test_more_workers_than_cores_are_started_without_a_warning(recwarn):
+    after(federation(num_workers=1 + os.cpu_count()), 1)
+    assert not [str(each.message) for each in recwarn if "DataLoader" in str(each.message)]
 
 
 def test_a_forked_process_leaves_the_workers_to_its_parent(capfd):

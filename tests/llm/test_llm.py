@@ -187,6 +187,18 @@ def test_a_model_that_is_not_there_is_refused_in_one_line(name, reason, tmp_path
     assert "\n" not in str(problem.value)
 
 
+def test_without_a_network_a_hub_is_not_asked_again_and_again(monkeypatch):
+    def no_network(*_):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(llm.models, "getaddrinfo", no_network)
+    monkeypatch.setattr(llm.models, "getproxies", dict)
+    with pytest.raises(ConfigError, match="the hub cannot be reached, and its cache"):
+        llm.load_model("owner/nothing")
+    monkeypatch.setattr(llm.models, "getproxies", lambda: {"https": "http://proxy:8080"})
+    assert llm.models.can_reach_hub()
+
+
 @pytest.mark.parametrize("wrong", [{"rank": 0}, {"alpha": 0.0}, {"dropout": 1.0}])
 def test_wrong_settings_of_lora_are_refused(wrong):
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))} of LoRA must"):

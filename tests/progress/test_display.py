@@ -1,11 +1,15 @@
 """Where progress is shown: a bar in a notebook, one line per round where there is no terminal."""
 
 import io
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 
+import torch
 from rich.console import Console
+from torch import nn
 
+import fedsift
 from fedsift.progress import round_progress
 
 RECORD = {
@@ -30,6 +34,21 @@ def test_without_a_terminal_each_round_is_one_line_with_accuracy_bytes_and_time(
         assert "2.00 MB up, 3.00 MB down per client" in line
         assert "2.0 s" in line
         assert "\x1b" not in line
+
+
+def test_a_line_has_the_metrics_of_the_user(capsys):
+    def mean_error(output, y):
+        return (output - y).abs().mean()
+
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    fedsift.simulate(
+        nn.Linear(3, 1), [(x, x[:, :1])], (x, x[:, :1]), rounds=2, evaluate_every=2,
+        loss=nn.functional.mse_loss, metrics={"error": mean_error},
+        evaluate=lambda model: {f"n{number}": number for number in range(9)},
+    )  # fmt: skip
+    first, second = capsys.readouterr().err.splitlines()
+    assert "error" not in first
+    assert re.search(r" · loss \S+ · error 0\.\d+ · n0 0 · n1 1 · n2 2 · \S+ kB up, ", second)
 
 
 def test_in_a_notebook_one_bar_is_updated_in_place(monkeypatch):

@@ -21,7 +21,8 @@ page, accuracy = load("page"), load("accuracy")
 
 def test_the_documentation_has_the_committed_results():
     text = page.PAGE.read_text("utf-8")
-    found = page.pieces(page.rows("accuracy"), page.rows("variants"))
+    tables = (page.rows(name) for name in ("accuracy", "variants", "settings"))
+    found = page.pieces(*tables)
     assert page.between(text, "accuracy", found) == text
 
 
@@ -38,6 +39,15 @@ def test_a_cell_is_the_mean_over_the_seeds_and_a_dash_without_runs():
         accuracy.CLIENTS * accuracy.PARTICIPATION,
         accuracy.ROUNDS,
     )
+
+
+def test_a_trial_that_diverged_has_no_traffic():
+    tried = row("fedavg", "4", "0", "0.5", lr="0.8", clip="1", density="", moments="")
+    failed = {**tried, "accuracy": "0", "noisy_values": "", "up_bytes": "", "device": ""}
+    lines = list(page.of_trials([tried, failed]))[1:]
+    assert lines[0] == ("`fedavg`", "0.8", "1", "–", "50.00 %", "500", "1.5 kB")
+    assert lines[1][4:] == ("0.00 %", "–", "–")
+    assert page.origin([tried, failed]) == "Device cpu; commit abc"
 
 
 @pytest.fixture

@@ -101,12 +101,15 @@ def curve_summary(curve: Curve) -> str:
 
     >>> curve_summary([Point(0.5, 0.25, 0.9)])
     'round 1, 0.50 Mibit per client, loss 0.250, accuracy 90.0 %'
+    >>> curve_summary([Point(0.00123, 0.25, 0.9)])
+    'round 1, 0.0012 Mibit per client, loss 0.250, accuracy 90.0 %'
     """
     if not curve:
         return "diverged in the first round"
     last = curve[-1]
+    sent = f"{last.mibit:.2f}" if last.mibit >= 0.1 else f"{last.mibit:.2g}"
     return (
-        f"round {len(curve)}, {last.mibit:.2f} Mibit per client, loss {last.loss:.3f}, "
+        f"round {len(curve)}, {sent} Mibit per client, loss {last.loss:.3f}, "
         f"accuracy {100 * last.accuracy:.1f} %"
     )
 

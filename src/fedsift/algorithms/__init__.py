@@ -1,8 +1,8 @@
 """Federated methods, one file each. Each function makes an :class:`Algorithm` from its settings.
 
 The capitalized names and the functions ``method``, ``always``, ``dense``, ``sparse``, ``top_k``,
-``num_kept``, ``residual_after``, ``broadcast_all``, ``local_sgd`` and ``directions`` are what a
-method of your own is made of.
+``num_kept``, ``residual_after``, ``broadcast_all``, ``local_sgd``, ``directions`` and
+``register_coder`` are what a method of your own is made of.
 
 - ``method.py``: the contract of a method
 - ``step_context.py``: what a local step knows besides the state and the gradient
@@ -80,7 +80,16 @@ from fedsift.algorithms.sparse_fedsgd import sparse_fedsgd
 from fedsift.algorithms.sparseloco import sparseloco
 from fedsift.algorithms.step_context import StepContext
 from fedsift.codec.update import Parts, dense, residual_after, sparse
-from fedsift.codec.values import Bit, Integer, Linear, Log, Means, Sign
+from fedsift.codec.values import (
+    Bit,
+    Integer,
+    Linear,
+    Log,
+    Means,
+    Quantized,
+    Sign,
+    register_coder,
+)
 from fedsift.selection.masks import num_kept, top_k
 from fedsift.task import Epochs
 from fedsift.vector import State
@@ -113,6 +122,7 @@ __all__ = [
     "Method",
     "Parts",
     "Phase",
+    "Quantized",
     "Range",
     "Setting",
     "SgdStep",
@@ -146,6 +156,7 @@ __all__ = [
     "normalized_name",
     "num_kept",
     "onebit_adam",
+    "register_coder",
     "registered",
     "residual_after",
     "scaffold",

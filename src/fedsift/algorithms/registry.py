@@ -206,7 +206,7 @@ def find(name: str) -> Method:
         return wrapped(prefix, find(rest))
     if is_user_code(name):
         return user_method(name)
-    require_choice("algorithm", name, sorted(METHODS))
+    require_choice("algorithm", name, [*sorted(METHODS), "package.module:function"])
     return METHODS[name]
 
 
@@ -225,10 +225,12 @@ def normalized_name(name: str) -> str:
 
     >>> normalized_name("fedadam_ssm"), normalized_name("my_module:my_method")
     ('fedadam-ssm', 'my_module:my_method')
+    >>> normalized_name("compressed_my_module:my_method")
+    'compressed-my_module:my_method'
     """
-    prefix, _, rest = name.replace("_", "-", 1).partition("-")
-    if prefix in WRAPPERS:
-        return f"{prefix}-{normalized_name(rest)}"
+    for prefix in WRAPPERS:
+        if name.startswith((f"{prefix}-", f"{prefix}_")):
+            return f"{prefix}-{normalized_name(name[len(prefix) + 1 :])}"
     return name if name in METHODS or is_user_code(name) else name.replace("_", "-")
 
 

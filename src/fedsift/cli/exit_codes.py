@@ -60,7 +60,7 @@ def report_problem(problem: Exception) -> int:
         raise problem
     message = str(problem)
     if isinstance(problem, click.ClickException):
-        message = problem.format_message()
+        message = problem.format_message() + algorithm_hint(problem)
     if code == 0:
         print(message)
     else:
@@ -68,6 +68,18 @@ def report_problem(problem: Exception) -> int:
             time.sleep(SECONDS_FOR_FIRST_RANK)
         print(f"fedsift: {one_line(message)}", file=sys.stderr)
     return code
+
+
+ALGORITHM_OPTIONS = {"run": "--algorithm sift", "compare": "--algorithms fedadam-ssm,sift"}
+"""How each command is told which methods to run."""
+
+
+def algorithm_hint(problem: click.ClickException) -> str:
+    """Return how to name an algorithm, if a command got names without an option."""
+    command = getattr(getattr(problem, "ctx", None), "info_name", None)
+    if "unexpected extra argument" not in problem.message or command not in ALGORITHM_OPTIONS:
+        return ""
+    return f". Name algorithms like this: {ALGORITHM_OPTIONS[command]}"
 
 
 def one_line(message: str) -> str:

@@ -47,7 +47,7 @@ def summary_rows(summary: Mapping[str, Any], loss: float | None) -> dict[str, st
         **quality_rows(summary, loss),
         "uplink per client": f"{file_size(sent)}, {ratio} fewer than dense FedAdam",
         "dense FedAdam would send": file_size(dense),
-        "by the paper's formula": f"{mibit(summary):.2f} Mibit",
+        "by the paper's formula": f"{decimal_text(mibit(summary))} Mibit",
         "downlink per client": file_size(summary["downlink_bytes"]),
         "time": f"{summary['seconds']:.2f} s, {summary['seconds_per_round']:.2f} s/round",
     }

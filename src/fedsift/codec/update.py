@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from fedsift.codec.native import add_at
 from fedsift.codec.threads import Threads
-from fedsift.codec.values import BlockCoder, Quantized, ValueCoder, lossless
+from fedsift.codec.values import BlockCoder, Quantized, ValueCoder, lossless, require_coder
 from fedsift.selection.difference import Difference
 from fedsift.selection.masks import positions
 from fedsift.vector import State
@@ -46,6 +46,7 @@ class CodedValues:
     ) -> CodedValues:
         """Quantize x; without a coder, keep every bit."""
         coder = coder or lossless(x.dtype)
+        require_coder(coder)
         return cls(coder, coder.quantize(x, generator), x.dtype)
 
     def restore(self) -> Tensor:

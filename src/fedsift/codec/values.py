@@ -48,6 +48,8 @@ __all__ = [
     "ValueCoder",
     "from_wire_id",
     "lossless",
+    "register_coder",
+    "require_coder",
 ]
 
 _DTYPES = {
@@ -262,6 +264,46 @@ log2..8, whole2..8."""
 
 
 _BY_LOW_BYTE = {coder.wire_id & 0xFF: coder for coder in VALUE_CODERS.values()}
+_TYPES = {type(coder) for coder in VALUE_CODERS.values()}
+OWN_IDS = range(0x40, 0x80)
+"""The wire ids of coders of your own."""
+
+
+def register_coder(coder: ValueCoder) -> None:
+    """Register a coder of your own, so that messages may contain its values.
+
+    Every program that writes or reads these messages must register it: do so in the module that
+    defines the method. Its ``wire_id`` is one of ``OWN_IDS``. Another coder with that id is
+    replaced.
+
+    >>> register_coder(Sign())
+    Traceback (most recent call last):
+    ...
+    ValueError: the wire_id of a coder of your own must be from 0x40 to 0x7f, got 0x5
+    """
+    if coder.wire_id not in OWN_IDS:
+        raise ValueError(
+            f"the wire_id of a coder of your own must be from {OWN_IDS[0]:#x} to {OWN_IDS[-1]:#x}, "
+            f"got {coder.wire_id:#x}"
+        )
+    _BY_LOW_BYTE[coder.wire_id] = coder
+    _TYPES.add(type(coder))
+
+
+def require_coder(coder: object) -> None:
+    """Raise TypeError unless frames can contain a coder's values.
+
+    >>> require_coder(Linear)
+    Traceback (most recent call last):
+    ...
+    TypeError: a value coder must be one such as Linear(4) or Sign(), or your own after \
+register_coder, got <class 'fedsift.codec.value_blocks.Linear'>
+    """
+    if type(coder) not in _TYPES:
+        raise TypeError(
+            "a value coder must be one such as Linear(4) or Sign(), or your own after "
+            f"register_coder, got {coder!r}"
+        )
 
 
 def from_wire_id(wire_id: int) -> ValueCoder:
@@ -269,8 +311,9 @@ def from_wire_id(wire_id: int) -> ValueCoder:
 
     The low byte is 1..4 for float64, float32, bfloat16, float16, 5 for sign, 6 for bit, 7 for
     means, 0x10 + b for linear, 0x20 + b for log codes and 0x30 + b for whole numbers of b = 2..8
-    bits, plus 0x80 if the scales are float64. The high byte is 0, or for means, linear and log
-    codes log2 of the block size, at most 31; 0 means a single block, which means does not have.
+    bits, plus 0x80 if the scales are float64; 0x40 to 0x7F are coders of users' own. The high byte
+    is 0, or for means, linear and log codes log2 of the block size, at most 31; 0 means a single
+    block, which means does not have.
 
     >>> from_wire_id(0x0814)
     Linear(bits=4, block=256, float64_scales=False, stochastic=False)
@@ -285,6 +328,7 @@ def from_wire_id(wire_id: int) -> ValueCoder:
         return Means(2**exponent, has_float64_scales)
     if isinstance(coder, Sign) and exponent == 0:
         return Sign(has_float64_scales)
-    if isinstance(coder, Float | Bit | Integer) and exponent == 0 and not has_float64_scales:
+    has_no_scales = isinstance(coder, Float | Bit | Integer) or low in OWN_IDS
+    if coder and has_no_scales and exponent == 0 and not has_float64_scales:
         return coder
     raise FrameError(f"unknown value coder {wire_id:#06x}")

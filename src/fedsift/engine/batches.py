@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -168,25 +170,35 @@ class FetchWorkers:
 
     def __init__(self, task: Task) -> None:
         self.keys = KeysOfRound()
-        self.loader = DataLoader(
-            KeyedBatches(task),
-            sampler=self.keys,
-            batch_size=None,
-            num_workers=task.num_workers,
-            persistent_workers=True,
-            collate_fn=lambda pair: pair,
-            generator=torch.Generator(),
-            multiprocessing_context="fork" if sys.platform == "linux" else None,
-        )
+        with allow_many_workers():
+            self.loader = DataLoader(
+                KeyedBatches(task),
+                sampler=self.keys,
+                batch_size=None,
+                num_workers=task.num_workers,
+                persistent_workers=True,
+                collate_fn=lambda pair: pair,
+                generator=torch.Generator(),
+                multiprocessing_context="fork" if sys.platform == "linux" else None,
+            )
 
     def fetch(self, keys: list[Key]) -> Iterator[Pair]:
         """Yield the batches with these keys, in order."""
         self.keys.keys = keys
-        iterator = iter(self.loader)
+        with allow_many_workers():
+            iterator = iter(self.loader)
         if iterator not in WITH_WORKERS:
             WITH_WORKERS.add(iterator)
             finalize(self, iterator._shutdown_workers)  # type: ignore[attr-defined]
         return iterator
+
+
+@contextmanager
+def allow_many_workers() -> Iterator[None]:
+    """Let PyTorch not warn of more workers than cores, which are right for items that wait."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield
 
 
 @dataclass

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
+from socket import getaddrinfo
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from safetensors import SafetensorError
@@ -211,10 +214,30 @@ def gguf_source(path: Path) -> dict[str, Any]:
 
 def load_quietly(auto: Any, source: Mapping[str, Any], **given: Any) -> Any:
     """Call ``from_pretrained`` without progress bars; give errors in one line."""
+    name = source["pretrained_model_name_or_path"]
+    is_offline = not Path(name).exists() and not can_reach_hub()
     try:
         with redirect_stderr(StringIO()):
-            return auto.from_pretrained(**source, **given)
+            return auto.from_pretrained(**source, **given, local_files_only=is_offline)
     except (OSError, ValueError, ImportError, SafetensorError) as problem:
-        name = source["pretrained_model_name_or_path"]
         reason = next(iter(str(problem).strip().splitlines()), "")
+        if is_offline:
+            reason = "the hub cannot be reached, and its cache on this machine lacks the model"
         raise ConfigError(f"cannot load the language model {name!r}: {reason}") from None
+
+
+def can_reach_hub() -> bool:
+    """Whether the hub's address is known here, without which it would be tried for half a minute.
+
+    Behind a proxy only the proxy knows, so the answer is yes.
+    """
+    from huggingface_hub.constants import ENDPOINT
+
+    address = urlsplit(ENDPOINT)
+    if getproxies().keys() & {address.scheme, "all"}:
+        return True
+    try:
+        getaddrinfo(address.hostname, address.port or address.scheme)
+    except OSError:
+        return False
+    return True

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from fedsift.engine.evaluation import OWN_COLUMNS
+
 LONGEST = 1e9
 """No end is estimated that is further away than this many seconds."""
 
@@ -84,6 +86,22 @@ def loss_text(record: Mapping[str, Any]) -> list[str]:
     return [] if record.get("loss") is None else [f"loss {record['loss']:.4g}"]
 
 
+SHOWN_METRICS = 4
+"""A line has at most this many of the user's own metrics."""
+
+
+def metrics_text(record: Mapping[str, Any]) -> list[str]:
+    """Return the user's own metrics, at most four.
+
+    >>> metrics_text({"round": 1, "loss": 0.5, "r2": 0.98765, "seconds": 3.0, "f1": None})
+    ['r2 0.9877']
+    """
+    usual = (*OWN_COLUMNS, "accuracy", "loss", "epsilon")
+    own = [(name, x) for name, x in record.items() if name not in usual]
+    numbers = [f"{name} {x:.4g}" for name, x in own if type(x) in (int, float)]
+    return numbers[:SHOWN_METRICS]
+
+
 def rejected_text(record: Mapping[str, Any]) -> list[str]:
     """Return the number of rejected updates, if there are any."""
     return [f"{record['rejected']} rejected"] if record.get("rejected") else []
@@ -114,6 +132,7 @@ def round_line(
         *accuracy,
         *perplexity_text(record),
         *loss_text(record),
+        *metrics_text(record),
         f"{up} up, {down} down per client",
         *rejected_text(record),
         *epsilon_text(record),

@@ -200,7 +200,14 @@ def draw_heatmap(axes: Axes, trace: Chart) -> None:
 
     colors = LinearSegmentedColormap.from_list("sequential", [rgb(f"--h{n}") for n in range(5)])
     cells = [[value_or_nan(z) for z in row] for row in trace["z"]]
-    image = axes.pcolormesh(cells, cmap=colors, edgecolors="white", linewidth=0.4)
+    image = axes.pcolormesh(
+        cells,
+        cmap=colors,
+        edgecolors="white",
+        linewidth=0.4,
+        vmin=trace.get("zmin"),
+        vmax=trace.get("zmax"),
+    )
     scale = axes.figure.colorbar(image, ax=axes, shrink=0.8)
     if "%" in trace["colorbar"].get("tickformat", ""):
         scale.ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))

@@ -198,6 +198,7 @@ def pairs_chart(line: Mapping[str, Any]) -> Chart:
         "x": clients,
         "y": clients,
         "z": share,
+        **color_range(share),
         "colorscale": "sequential",
         "xgap": 1,
         "ygap": 1,
@@ -206,6 +207,16 @@ def pairs_chart(line: Mapping[str, Any]) -> Chart:
     }
     axis = {"type": "category", "showgrid": False, "title": "client"}
     return chart([trace], axis, {**axis, "autorange": "reversed"})
+
+
+def color_range(cells: Sequence[Sequence[float | None]]) -> dict[str, float]:
+    """Return a range from 0 if all cells have one value, for which the usual range has no limits.
+
+    >>> color_range([[None, 0.0], [0.0, None]]), color_range([[0.2, 0.2]]), color_range([[1, 2]])
+    ({'zmin': 0, 'zmax': 1}, {'zmin': 0, 'zmax': 0.2}, {})
+    """
+    values = {z for row in cells for z in row if z is not None}
+    return {"zmin": 0, "zmax": max(values) or 1} if len(values) == 1 else {}
 
 
 def magnitudes(comparison: Comparison) -> FigureBlock:
@@ -278,11 +289,13 @@ def data_chart(counts: Sequence[Sequence[int]]) -> Chart:
     """Return the chart of samples by class and client, below the clients' totals."""
     clients = list(range(len(counts)))
     classes = list(range(len(counts[0])))
+    by_class = [[row[c] for row in counts] for c in classes]
     cells = {
         "type": "heatmap",
         "x": clients,
         "y": classes,
-        "z": [[row[c] for row in counts] for c in classes],
+        "z": by_class,
+        **color_range(by_class),
         "colorscale": "sequential",
         "xgap": 1 if len(clients) <= 100 else 0,
         "ygap": 1,
