@@ -1,7 +1,9 @@
 """Hostile frames with a correct checksum: only the check under test can refuse them."""
 
+import gc
 import math
 import struct
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -162,6 +164,20 @@ def test_a_truncated_frame_is_refused_even_with_a_correct_checksum(cut):
     frame = encode(shared(), SPEC)
     refused(frame[:cut], "checksum")
     refused(sealed(frame[:cut]), "truncated|not a frame|version|longer or shorter")
+
+
+def test_a_refused_frame_leaves_nothing_in_memory():
+    """In Python 3.11, f(*(generator)) leaks if the generator raises."""
+    cut = sealed(encode(shared(), SPEC)[:42])  # in the sizes of values
+
+    def refuse(times):
+        for _ in range(times):
+            refused(cut, "truncated")
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    before = refuse(100)
+    assert refuse(500) - before < 100
 
 
 def test_bytes_after_the_end_are_refused():

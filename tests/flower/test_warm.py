@@ -7,14 +7,16 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import subprocess_executor
 from flwr.supercore.superexec.executor.types import ExecutionSpec
 
 from fedsift.errors import ConfigError
-from fedsift.flower import warm
+from fedsift.flower import superlink, warm
 
 SPEC = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:1", "secret", True, None, False, 7, False, 1)
 
@@ -53,6 +55,29 @@ def test_each_task_is_a_forked_process_with_its_own_random_numbers(tmp_path, mon
     assert words == ["flwr-clientapp", "--runtime-api-address", "127.0.0.1:1", "--token", "secret",
                      "--insecure", "--parent-pid", "7"]  # fmt: skip
     assert not set(drawn) & set(drawn_there)
+
+
+def test_a_superlink_that_fails_is_asked_for_work_again(monkeypatch):
+    """Its database may be locked. Flower's SuperExec would end, and no run would start again."""
+    monkeypatch.setattr(superlink, "WAITS", (0, 0))
+    order, asked = run_superexec.AcquireTaskRequest(), []
+
+    def answer(self, path, request, **_):
+        asked.append(request)
+        if len(asked) < 3:
+            failed = httpx.Request("POST", f"http://superlink{path}")
+            httpx.Response(500, request=failed).raise_for_status()
+        return "a task"
+
+    monkeypatch.setattr(warm.RuntimeHttpClient, "_unary_unary", answer)
+    client = warm.PatientClient("http://superlink")
+    assert client.AcquireTask(order) == "a task"
+    client.close()
+    assert asked == [order] * 3
+
+
+def test_flowers_superexec_makes_its_client_from_the_name_that_is_replaced():
+    assert run_superexec.RuntimeHttpClient is warm.RuntimeHttpClient
 
 
 def test_without_the_fork_server_a_task_starts_as_flower_starts_it(monkeypatch):

@@ -199,7 +199,8 @@ def _read_part(reader: ByteReader, d: int) -> PartHeader:
         k = reader.varint()
         fixed_size = index.size_of(k, d)
         index_bytes = reader.varint() if fixed_size is None else fixed_size
-    coders, sizes = zip(*(_read_values(reader, k) for _ in roles), strict=True)
+    values = [_read_values(reader, k) for _ in roles]  # *(...) leaks memory if a frame is refused
+    coders, sizes = zip(*values, strict=True)
     return PartHeader(roles, k, index, index_bytes, coders, sizes)
 
 

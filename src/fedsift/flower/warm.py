@@ -24,12 +24,15 @@ from importlib import import_module
 from logging import WARNING
 from typing import BinaryIO, NoReturn
 
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
 from flwr.supercore import log
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
+from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
 from fedsift.errors import ConfigError
+from fedsift.flower.superlink import with_retries
 
 ENTRY_POINTS = {
     TaskType.CLIENT_APP: ("flwr.supernode.cli.flwr_clientapp", "flwr_clientapp"),
@@ -63,9 +66,22 @@ def run_superexec(arguments: Sequence[str], preload: Iterable[str] = ()) -> None
     executor = ForkExecutor(write)
     superexec = import_module("flwr.supercore.superexec.run_superexec")
     superexec.get_executor = lambda *_, **__: executor  # type: ignore[attr-defined]
+    superexec.RuntimeHttpClient = PatientClient  # type: ignore[attr-defined]
     command = import_module("flwr.supercore.cli.flower_superexec")
     sys.argv = ["flower-superexec", *arguments]
     command.flower_superexec()
+
+
+class PatientClient(RuntimeHttpClient):
+    """Flower's client, which asks for work again if the SuperLink or SuperNode fails.
+
+    Otherwise a SuperLink whose database is locked for five seconds would end its SuperExec, and
+    with it all further runs.
+    """
+
+    def AcquireTask(self, request: AcquireTaskRequest) -> AcquireTaskResponse:  # noqa: N802
+        """Ask for a task."""
+        return with_retries(lambda: super(PatientClient, self).AcquireTask(request))
 
 
 def import_all(modules: Iterable[str]) -> None:
