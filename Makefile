@@ -5,6 +5,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
+# Container images often forbid it, and then every process that a test starts compiles all modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run test pytest quick quick-pytest check docs environment clean
 
@@ -22,7 +25,7 @@ test: environment
 	@$(MAKE) --no-print-directory -j 2 check pytest
 
 pytest: environment
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 4 --dist worksteal
 
 quick: environment
 	@$(MAKE) --no-print-directory -j 2 check quick-pytest

@@ -28,9 +28,15 @@ def _imports(doctest_namespace: dict[str, Any]) -> None:
     doctest_namespace.update(torch=torch, np=np, nn=torch.nn)
 
 
-FEDERATIONS = "tests/flower/test_de"
+FIRST = (
+    ("tests/flower/test_deployment.py",),
+    ("tests/flower/test_deployment_soak.py", "tests/flower/test_demo.py"),
+    ("tests/cli/test_full_runs.py", "tests/report/test_export.py"),
+    ("tests/flower/test_readme_app.py", "tests/test_docs.py"),
+)
+"""The slowest tests, by the worker that begins with them. The first two mostly wait."""
 SLOW = (
-    FEDERATIONS,
+    "tests/flower/test_de",
     "tests/engine/test_torchrun.py",
     "tests/runs/test_resume.py",
     "tests/reproduce/",
@@ -50,16 +56,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Start with the federations of real processes, on two workers; keep a tenth if asked to."""
-    federations = [item for item in items if item.nodeid.startswith(FEDERATIONS)]
-    others = [item for item in items if not item.nodeid.startswith(FEDERATIONS)]
-    third = len(items) // 3  # pytest-xdist deals the tests to three workers in this order
-    first, second = federations[::2], federations[1::2]
-    rest = third - len(first)
-    items[:] = [*first, *others[:rest], *second, *others[rest:]]
+    """Let each worker begin with slow tests; keep a tenth of all if asked to."""
     if config.getoption("--quick"):
         config.hook.pytest_deselected(items=[x for x in items if not is_quick(x.nodeid)])
         items[:] = [item for item in items if is_quick(item.nodeid)]
+    items[:] = dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return tests in the order in which pytest-xdist deals equal shares of them to workers.
+
+    A worker that has finished its share takes tests from the end of another one's.
+    """
+    order: list[pytest.Item] = []
+    others = [x for x in items if not x.nodeid.startswith(sum(FIRST, ()))]
+    for worker in range(workers):
+        prefixes = sum(FIRST[worker::workers], ())
+        slow = [x for prefix in prefixes for x in items if x.nodeid.startswith(prefix)]
+        share = (len(items) - len(order)) // (workers - worker)
+        rest = max(share - len(slow), 0)
+        order += [*slow, *others[:rest]]
+        others = others[rest:]
+    return order + others
 
 
 def is_quick(test: str) -> bool:

@@ -113,6 +113,9 @@ def rivals(rows: Sequence[Row]) -> Iterator[str]:
     first = rows[0]
     yield f"### {name_of(first['task'], first['setting'])}"
     to_task = {key(row): row for row in rows if row["target"] == "task"}
+    if all(map(is_open, to_task.values())):
+        yield "No configuration has been tested yet."
+        return
     unit = unit_of(1e6 * (row["up"] or math.inf) for row in to_task.values())
     yield (
         f"Target {percent(first['accuracy'])}. {unit} per client, means over the seeds, in "
@@ -141,7 +144,7 @@ def key(row: Row) -> tuple[str, bool]:
 
 def rival_cells(row: Row, rows: Sequence[Row], unit: str) -> tuple[str, ...]:
     """The cells of one method."""
-    if row["line"] is None or not row["seeds"]:
+    if is_open(row):
         return method_name(row), "open", *("",) * 7
     harder = {other["target"]: other for other in rows if key(other) == key(row)}
     return (

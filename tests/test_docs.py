@@ -7,6 +7,7 @@ import pkgutil
 import re
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -18,12 +19,15 @@ import fedsift
 from fedsift import advise, privacy
 from fedsift.algorithms import METHODS
 from fedsift.cli.entry import app
+from fedsift.errors import ConfigError
 from fedsift.flower import FedSift, client_app
+from fedsift.privacy.differential import private_roles
 from fedsift.progress import times_fewer
 from fedsift.runs import RunConfig, RunFolder, federation_of, restore_run, run_summary, train_rounds
 from fedsift.runs.compare import Row, dense_fedadam_bytes
 from fedsift.runs.config import read_values
 from fork_server import ForkedPython
+from shared import shared_folder
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -56,13 +60,15 @@ def section(page: Path, heading: str) -> str:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
+    return shared_folder(tmp_path_factory, "site", build_site)
+
+
+def build_site(folder):
     words = ("-m", "mkdocs", "build", "--strict", "--site-dir", str(folder))
     build = ForkedPython(*words, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     said = build.communicate(timeout=600)[1]
     assert build.returncode == 0, said
     assert "WARNING" not in said, said
-    return folder
 
 
 def test_the_site_builds_without_a_warning(site):
@@ -274,3 +280,17 @@ def test_formulas_become_mathml(site):
 def test_links_have_existing_targets(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_the_pages_on_privacy_name_the_methods_that_can_be_private():
+    private = privacy.DifferentialPrivacy(clip=dict.fromkeys("wmvp", 1.0), noise=1.0)
+    accepted = set()
+    for name, make in METHODS.items():
+        with suppress(ConfigError):
+            private_roles(make(), private)
+            accepted.add(name)
+    listed = section(DOCS / "how-to" / "differential-privacy.md", "Which methods can be private")
+    assert set(re.findall(r"`([a-z0-9-]+)`", listed.partition(". ")[0])) == accepted
+    table = (DOCS / "explanation" / "privacy.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"\n\| (.*): methods that send everything in full \|", table)
+    assert {*re.findall(r"`([a-z0-9-]+)`", row), "decomfl"} == accepted

@@ -51,7 +51,8 @@ LINES: dict[str, Line] = {
     "flasc-5": Line(flasc, settings={"density": 0.05}),
     "sift": Line(algorithms.sift),
     "sift-warmup-4": Line(algorithms.sift, settings={"warmup_rounds": 4}),
-    "sift-average-25": Line(algorithms.sift, settings={"warmup_rounds": 4, "average": 0.25}),
+    "sift-beta2-99": Line(algorithms.sift, settings={"beta2": 0.99}),
+    "sift-average-25": Line(algorithms.sift, settings={"average": 0.25}),
     "sift-down-1": Line(algorithms.sift, settings={"down_density": 0.01}),
     "sift-5": Line(algorithms.sift, settings={"density": 0.05}),
     "sift-0.3": Line(algorithms.sift, settings={"density": 0.003}),
@@ -66,18 +67,26 @@ FIRST = ("fedavg-adam", "sift", "fedadam-ssm", "fedadam")
 URGENT = (
     ("fedavg-adam", 0.3),  # sets the target if it is better than at the base rate
     ("sift", 0.3),
-    ("sift-warmup-4", 1.0),
+    ("sift-beta2-99", 3.0),
     ("fedadam-ssm", 1.0),
     ("sift-5", 1.0),
+    ("sift-beta2-99", 1.0),
     ("sift-average-25", 1.0),
     ("fedadam-ssm", 0.3),
-    ("sift-warmup-4", 0.3),
     ("sift-0.3", 1.0),
     ("sift-down-1", 1.0),
     ("flasc-25", 1.0),
     ("fedadam", 1.0),
 )
-"""The methods and multiples of their learning rate that decide most, on the first task."""
+"""The methods and multiples of their learning rate that decide most, on the first task.
+
+Without bias correction, ten steps of Adam along one gradient move 13 times as far from V = 0 as
+from a V of many rounds, if β2 is 0.999, and 4 times as far if it is 0.99. FedAvg starts each round
+with V = 0. sift keeps V: its steps shrink over the rounds, and a larger learning rate is too large
+at first.
+Gradients of two blocks had norms of 0.7 to 1.2 in the first five steps, those of eight are smaller:
+sift's bound, at least 1, hardly acts on them.
+"""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from fedsift.algorithms import Algorithm, Context, Memory, Phase, method
 from fedsift.algorithms.compression import coder_of
 from fedsift.algorithms.method import LocalUpdate
 from fedsift.algorithms.sift import average_lag, gradient_bound
-from fedsift.algorithms.sift_common import V_UNIT, in_one_unit, nesterov
+from fedsift.algorithms.sift_common import Grid as CommonGrid
+from fedsift.algorithms.sift_common import in_one_unit, nesterov
 from fedsift.codec.update import CodedValues, Part, Parts
 from fedsift.codec.values import Integer
 from fedsift.selection.masks import num_kept, positions, top_k
@@ -172,43 +173,12 @@ class Sizes:
         return self.k + self.with_v
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The mask of a round, as in sift_common, for any number of coordinates with V."""
-
-    d: int
-    indices: Tensor
-    units: Tensor
-    of_v: Tensor
-
-    @classmethod
-    def of(cls, grid: Tensor, size: Sizes, round: int) -> Grid:
-        """Read the grid G ``(clients, d)``."""
-        indices = positions(top_k(grid, size.k), size.k)
-        of_v = indices.roll(-round * size.with_v, -1)[..., : size.with_v]
-        return cls(size.d, indices, grid.gather(-1, indices), of_v)
-
-    def in_units(self, w: Tensor, log_v: Tensor) -> Tensor:
-        """Return W on the mask and changes of log V as numbers to send."""
-        is_set = self.units > 0
-        of_w = w.gather(-1, self.indices) * is_set / self.units.masked_fill(~is_set, 1)
-        return torch.cat([of_w, log_v * is_set[..., : log_v.shape[-1]] / V_UNIT], -1)
-
-    def dense_w(self, numbers: Tensor) -> Tensor:
-        """Return the change of W that is meant by numbers."""
-        zeros = numbers.new_zeros(len(numbers), self.d)
-        k = self.indices.shape[-1]
-        return zeros.scatter(-1, self.indices, numbers[..., :k] * self.units)
+class Grid(CommonGrid):
+    """The mask of a round, as in sift_common, for messages that are padded with zeros."""
 
     def dense_v(self, numbers: Tensor) -> Tensor:
         """Return the change of log V that is meant by numbers."""
-        k = self.indices.shape[-1]
-        zeros = numbers.new_zeros(len(numbers), self.d)
-        return zeros.scatter(-1, self.of_v, numbers[..., k : k + self.of_v.shape[-1]] * V_UNIT)
-
-    def log_v(self, v: Tensor, eps: float) -> Tensor:
-        """Return ln(1 + V/ε) of the coordinates of which V is sent."""
-        return torch.log1p(v.gather(-1, self.of_v) / eps)
+        return super().dense_v(numbers[..., : self.indices.shape[-1] + self.of_v.shape[-1]])
 
 
 def nominations(wanted: Tensor, context: Context, size: Sizes, level: float) -> Part:

@@ -10,7 +10,8 @@ from commands import (
     start,
     summary_of,
 )
-from filelock import FileLock
+
+from shared import shared_folder
 
 FULL = {"iid": (), "skewed": ("--partition", "dirichlet", "--theta", "0.1")}
 
@@ -18,17 +19,9 @@ FULL = {"iid": (), "skewed": ("--partition", "dirichlet", "--theta", "0.1")}
 @pytest.fixture(scope="module")
 def full_runs(tmp_path_factory):
     """The run folders of FULL and each one's CPU seconds; run once, whatever tests them."""
-    base = tmp_path_factory.getbasetemp()
-    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "full-runs"
-    record = root / "cpu-seconds.json"
-    with FileLock(f"{root}.lock"):
-        if not root.exists():
-            record.parent.mkdir()
-            record.write_text(json.dumps(run_at_once(root)))
-    return {
-        name: (next((root / name).glob("runs/*")), seconds)
-        for name, seconds in json.loads(record.read_text()).items()
-    }
+    root = shared_folder(tmp_path_factory, "full-runs", run_at_once)
+    seconds = json.loads((root / "cpu-seconds.json").read_text())
+    return {name: (next((root / name).glob("runs/*")), seconds[name]) for name in FULL}
 
 
 def run_at_once(root):
@@ -38,7 +31,8 @@ def run_at_once(root):
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         running[name] = start("run", *words, cwd=root / name, **quiet)
     used = {name: os.wait4(process.pid, 0)[2] for name, process in running.items()}
-    return {name: usage.ru_utime + usage.ru_stime for name, usage in used.items()}
+    seconds = {name: usage.ru_utime + usage.ru_stime for name, usage in used.items()}
+    (root / "cpu-seconds.json").write_text(json.dumps(seconds))
 
 
 def test_the_default_run_ends_with_at_least_97_percent(full_runs):

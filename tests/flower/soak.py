@@ -59,8 +59,8 @@ TIMEOUT = 10.0
 """Seconds after which a round continues without a client."""
 HEARTBEAT = 8
 """Seconds between two heartbeats. A process that misses two is gone."""
-POLL, EXECUTOR_POLL = 0.8, 0.2
-"""Seconds between two questions of a SuperNode for messages, and of its SuperExec for work."""
+POLL = 0.8
+"""Seconds after which SuperNodes ask for messages, and their SuperExecs for work, at the latest."""
 REFUSALS = 4
 """A SuperNode that the SuperLink refuses this many times gets a new key."""
 CLOCK, CLOCK_SECONDS = "clock", 3.0
@@ -90,6 +90,7 @@ class Soak:
     federation: Federation
     rounds: int
     seed: int
+    heartbeat: int = HEARTBEAT
     done: list[str] = field(default_factory=list)
     client_faults: list[tuple[int, int, str]] = field(default_factory=list)
     restarts: int = 0
@@ -170,7 +171,7 @@ class Soak:
             if process is not None:
                 self.federation.kill(name)  # with its SuperExec
             self.down.setdefault(name, time.monotonic())
-            if time.monotonic() - self.down[name] > 2 * HEARTBEAT + 1:
+            if time.monotonic() - self.down[name] > 2 * self.heartbeat + 1:
                 self.node_restarts += 1
                 self.register_if_refused(name)
                 key = self.federation.folder / f"{name}.key"
@@ -307,19 +308,23 @@ def simulated(history: list[dict[str, object]]) -> dict[str, torch.Tensor]:
 
 
 def soak(
-    rounds: int, seed: int, folder: Path, kind: type[Federation] = Federation
+    rounds: int,
+    seed: int,
+    folder: Path,
+    kind: type[Federation] = Federation,
+    heartbeat: int = HEARTBEAT,
 ) -> dict[str, object]:
     """Run the federation; return what happened, and raise AssertionError if it should not have."""
     began = time.monotonic()
     env = {
         "PYTHONPATH": os.pathsep.join([str(HERE / "fast"), SOURCE]), "OMP_NUM_THREADS": "1",
-        "HEARTBEAT": str(HEARTBEAT), "POLL": str(POLL), "CLOCK": str(folder / CLOCK),
+        "HEARTBEAT": str(heartbeat), "POLL": str(POLL), "CLOCK": str(folder / CLOCK),
     }  # fmt: skip
-    with kind(folder, env, poll=EXECUTOR_POLL) as federation:
+    with kind(folder, env) as federation:
         keys = federation.register([f"node-{n}" for n in range(CLIENTS)])
         for n, (name, key) in enumerate(keys.items()):
             federation.start_node(name, key, n, CLIENTS)
-        run = Soak(federation, rounds, seed)
+        run = Soak(federation, rounds, seed, heartbeat)
         before = run.rounds_done()
         ended_by = signal.signal(signal.SIGTERM, run.stop_soon)
         run.run()

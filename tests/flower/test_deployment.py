@@ -170,7 +170,7 @@ def test_a_killed_server_resumes_with_the_same_bits(federation_of):
 
 
 def test_a_round_continues_without_failed_clients(federation_of):
-    federation = federation_of(5, heartbeat=5)
+    federation = federation_of(5)
     for client, word in enumerate(["raise", "corrupt", "round", "nan"]):
         federation.set_fault(2, client, word)
     federation.set_fault(3, 4, "hang")

@@ -12,7 +12,7 @@ ALWAYS_LOST = {"raise", "corrupt", "round", "nan", "garbage"}
 
 
 def test_twenty_rounds_of_faults_end_with_the_bits_of_a_simulation(tmp_path):
-    found = soak(20, 17354, tmp_path, ForkedFederation)
+    found = soak(20, 17354, tmp_path, ForkedFederation, heartbeat=5)
     assert found["same bits"]
     assert found["rounds"] == 20
     assert found["faults"].keys() >= {

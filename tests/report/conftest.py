@@ -4,27 +4,32 @@ import pytest
 
 from chromium import chromium, find_chromium
 from fedsift.cli import main
+from shared import shared_folder
 from small_runs import METHODS, SEEDS, trained
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
     """Four methods with two seeds each."""
-    folder = tmp_path_factory.mktemp("runs")
+    return shared_folder(tmp_path_factory, "report-runs", train_all)
+
+
+def train_all(folder):
     for method in METHODS:
         steps = {} if method == "efficient-adam" else {"local_steps": 4}
         for seed in SEEDS:
             values = {"algorithm": method, "seed": seed, "client_tests": True, **steps}
             trained(folder / f"{method}-{seed}", **values)
-    return folder
 
 
 @pytest.fixture(scope="session")
 def page(runs, tmp_path_factory):
     """Their report."""
-    path = tmp_path_factory.mktemp("report") / "report.html"
-    assert main(["report", str(runs), "-o", str(path)]) == 0
-    return path
+
+    def write(folder):
+        assert main(["report", str(runs), "-o", str(folder / "report.html")]) == 0
+
+    return shared_folder(tmp_path_factory, "report", write) / "report.html"
 
 
 @pytest.fixture(scope="session")

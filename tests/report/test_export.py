@@ -16,6 +16,7 @@ from fedsift.report.figures import draw_view
 from fedsift.report.files import csv_of, export, latex_of
 from fedsift.report.sections import FIGURES, sections_of
 from fedsift.report.tables import Cell, Table, TableColumn, TableRow
+from shared import shared_folder
 from small_runs import METHODS, SEEDS, data_in, trained
 
 TWO = ("fedadam-ssm", "fedadam")
@@ -24,11 +25,13 @@ TWO = ("fedadam-ssm", "fedadam")
 @pytest.fixture(scope="module")
 def files(runs, tmp_path_factory):
     """The figures and tables of two methods, next to their report."""
-    folder = tmp_path_factory.mktemp("exported")
     names = [str(runs / f"{method}-{seed}") for method in TWO for seed in SEEDS]
-    words = ["-o", str(folder / "report.html"), "--export", str(folder / "files")]
-    assert main(["report", *names, *words]) == 0
-    return folder / "files"
+
+    def write(folder):
+        words = ["-o", str(folder / "report.html"), "--export", str(folder / "files")]
+        assert main(["report", *names, *words]) == 0
+
+    return shared_folder(tmp_path_factory, "exported", write) / "files"
 
 
 @pytest.fixture

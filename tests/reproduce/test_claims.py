@@ -12,6 +12,7 @@ import pytest
 from fedsift.reproduce.experiments import EXPERIMENTS, Experiment
 from fedsift.reproduce.plan import Selection
 from fedsift.reproduce.result_files import write_results
+from shared import shared_folder
 
 REPRODUCE = Path(__file__).parents[2] / "reproduce"
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -27,11 +28,13 @@ def test_the_page_matches_the_results():
 @pytest.fixture(scope="module")
 def committed_runs(tmp_path_factory):
     """The folder of all committed runs."""
-    folder = tmp_path_factory.mktemp("runs")
+    return shared_folder(tmp_path_factory, "committed-runs", unpack)
+
+
+def unpack(folder):
     for path in (REPRODUCE / "runs.tar.xz", REPRODUCE / "rivals" / "runs.tar.xz"):
         with tarfile.open(path) as archive:
             archive.extractall(folder, filter="data")
-    return folder
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

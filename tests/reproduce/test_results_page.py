@@ -44,6 +44,7 @@ def test_a_row_has_its_spread_and_open_rows_say_so():
     cells = "2 of 2 | 10 | 2.0 (1.0 to 3.0) | 12.0 (10.0 to 14.0) | 33 | open | open | –"
     assert f"| sift | {cells} |" in text
     assert f"| SparseLoCo | open |{'  |' * 7}" in text
+    assert "No configuration has been tested yet." in results_page.rivals([OPEN])
     assert "Test seeds 200, 201; cpu, fp32, commit abc." in text
     assert "| sift | – | **85.0 %** |" in "\n".join(results_page.budgets([ROW, OPEN]))
     assert "| sift | 10.0 min | 60.0 s |" in "\n".join(results_page.seconds([ROW, OPEN]))

@@ -145,7 +145,7 @@ def dense_vectors(name: str, parts: Parts) -> tuple[dict[Role, Tensor], Parts]:
 
 
 def require_same_roles_down(algorithm: Algorithm, up: Parts, roles: Sequence[Role]) -> None:
-    """Refuse a method whose server sends vectors that its clients, who send ``up``, do not."""
+    """Refuse a method whose server sends vectors that its clients do not send (``up``)."""
     context = small_context(algorithm, SMALLEST)
     mean = algorithm.zero_update(context.layout, context.state.w)
     accumulate(mean, up)

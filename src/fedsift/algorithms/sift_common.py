@@ -71,7 +71,7 @@ LEVEL = 3
 DOWN_BITS = 6
 """Bits per value of the downlink."""
 STEPS = 30
-"""Local steps for the unit of values without nominations, if clients take different numbers."""
+"""Local steps assumed for the unit of values without nominations, if their number varies."""
 
 MaskDensity = Annotated[
     float, Setting("α = k/d, the share of coordinates in the mask", SHARE, fixed=True)
@@ -315,7 +315,7 @@ class Grid:
 
 
 def nominations(wanted: Tensor, context: Context, size: Sizes) -> Part:
-    """Return the largest of the coordinates of each client's group, with the unit it would like.
+    """Return the largest coordinates in each client's group, with the unit that it proposes.
 
     Client n names coordinates (n + t + j · groups) mod d in round t, j = 0, 1, ...
     """

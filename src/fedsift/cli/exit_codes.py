@@ -17,7 +17,7 @@ DISK_ERROR, BAD_INPUT, TRAINING_FAILED = 1, 2, 3
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the signal's number, as in a shell."""
 SECONDS_FOR_FIRST_RANK = 15
-"""How long torchrun's other ranks leave it to the first to report a problem that all have."""
+"""Seconds that torchrun's other ranks wait, so that only the first one reports a common problem."""
 
 
 @contextmanager

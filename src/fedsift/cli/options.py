@@ -26,7 +26,7 @@ OTHER_METHODS = (
 """The help text of names that are not in the list of methods."""
 METHOD_PANEL = "Settings of the algorithm (each applies to the algorithms that have it)"
 FEW = 3
-"""The help of a setting names the methods that share a meaning if they are at most this many."""
+"""Up to this many methods are named in the help of a setting that means the same to them."""
 PANELS: dict[str, dict[str, str]] = {
     "Data and model": {
         "dataset": f"Data set: {', '.join(catalog()['datasets'])}; text by author for language "

@@ -54,7 +54,7 @@ class Dataset:
 
 
 def with_validation_split(dataset: Dataset, number: int, seed: int) -> Dataset:
-    """Return a data set that is tested on samples of its training set, which it no longer has.
+    """Return a data set whose test set is replaced by samples taken from its training set.
 
     It is for choosing settings without looking at the test set.
 

@@ -136,13 +136,7 @@ def summarized_perplexities(perplexities: list[float]) -> dict[str, Any]:
     {'client_perplexity': [2.0, 4.0], 'client_perplexity_mean': 3.0, 'client_perplexity_worst': \
 4.0, 'client_perplexity_std': 1.0}
     """
-    return {
-        "client_perplexity": perplexities,
-        "client_perplexity_mean": float(np.mean(perplexities)),
-        "client_perplexity_worst": max(perplexities),
-        "client_perplexity_p90": float(np.percentile(perplexities, 90)),
-        "client_perplexity_std": float(np.std(perplexities)),
-    }
+    return columns("client_perplexity", perplexities, max(perplexities), percentile=90)
 
 
 def summarized(accuracies: list[float]) -> dict[str, Any]:
@@ -152,10 +146,15 @@ def summarized(accuracies: list[float]) -> dict[str, Any]:
     {'client_accuracy': [0.5, 1.0], 'client_accuracy_mean': 0.75, 'client_accuracy_worst': 0.5, \
 'client_accuracy_std': 0.25}
     """
+    return columns("client_accuracy", accuracies, min(accuracies), percentile=10)
+
+
+def columns(name: str, values: list[float], worst: float, percentile: int) -> dict[str, Any]:
+    """Return the columns of what was measured on each client."""
     return {
-        "client_accuracy": accuracies,
-        "client_accuracy_mean": float(np.mean(accuracies)),
-        "client_accuracy_worst": min(accuracies),
-        "client_accuracy_p10": float(np.percentile(accuracies, 10)),
-        "client_accuracy_std": float(np.std(accuracies)),
+        name: values,
+        f"{name}_mean": float(np.mean(values)),
+        f"{name}_worst": worst,
+        f"{name}_p{percentile}": float(np.percentile(values, percentile)),
+        f"{name}_std": float(np.std(values)),
     }

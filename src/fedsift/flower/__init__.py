@@ -6,8 +6,9 @@ Adam's moments. :func:`client_app` makes a ClientApp from a model and data. :fun
 a model into the strategy's initial arrays.
 
 ============= ==================================================================================
-Server        strategy.py: settings and Flower's Strategy interface; sampling.py: the settings that
-              FedAvg also has; run.py: a run in progress; evaluation.py: evaluation by clients;
+Server        strategy.py: settings and Flower's Strategy interface; sampling.py: how many clients
+              take part; protection.py: privacy and robustness; server_model.py: the model, if the
+              server has it; run.py: a run in progress; evaluation.py: evaluation by clients;
               engine.py: replies as results of the round; deployment.py: checks of remote uploads,
               and traffic; requests.py: the requests of a round; exchange.py: messages out,
               replies in; pull.py: downloads of bounded size; early_results.py: results that wait

@@ -23,7 +23,7 @@ POLL_SECONDS = 0.5
 NO_ARRAYS = "'arrays'"
 """Part of the KeyError of a function that finds no arrays in the message."""
 NO_MOD = ": the ClientApp needs the mod fedsift.flower.sifted, ClientApp(mods=[sifted(algorithm)])"
-"""What such an app lacks."""
+"""The advice that follows such an error."""
 
 
 def wait_for_nodes(

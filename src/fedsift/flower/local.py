@@ -283,7 +283,7 @@ def free_port() -> int:
 
 
 CHOSEN_PORTS = {0}
-"""Whoever asked for a port may not listen on it yet."""
+"""Ports that were given out; a process may not listen on them yet."""
 
 
 def is_listening(address: str, port: int) -> bool:

@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from fedsift.federation.cohort import check_cohort, cohort_size
 from fedsift.task import Weights, check_weights
 
 MIN_TRAIN_NODES = 2
 """FedAvg's default."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How many clients train and evaluate in a round, and how many are waited for.
+
+    A round needs ``min_clients`` updates, and ends early with ``enough``. ``min_nodes`` is the
+    number of SuperNodes to wait for before each round, if the user chose it.
+    """
+
+    clients: int
+    participation: float
+    min_clients: int
+    enough: int | None
+    min_nodes: int | None
+    fraction_evaluate: float
+    min_evaluate_nodes: int
+
+    def __post_init__(self) -> None:
+        check_cohort(self.clients, self.participation, self.min_clients)
+        check_enough(self.enough, self.min_clients, self.clients)
+        check_evaluation(self.fraction_evaluate, self.min_evaluate_nodes)
+
+    @property
+    def cohort_size(self) -> int:
+        """The number of clients that train in a round."""
+        return cohort_size(self.participation, self.clients)
 
 
 def chosen_participation(
@@ -34,12 +64,16 @@ def chosen_participation(
     return max(int(clients * fraction), least) / clients
 
 
-def nodes_to_wait_for(available: int | None, train: int | None) -> int | None:
+def nodes_to_wait_for(available: int | None, train: int | None, clients: int) -> int | None:
     """Return for how many SuperNodes each round waits, if the user chose that; as in FedAvg.
 
-    >>> nodes_to_wait_for(3, 5), nodes_to_wait_for(None, None)
+    >>> nodes_to_wait_for(3, 5, clients=9), nodes_to_wait_for(None, None, clients=9)
     (5, None)
     """
+    if available is not None and not 1 <= available <= clients:
+        raise ValueError(
+            f"min_available_nodes must be from 1 to {clients}, or None, got {available}"
+        )
     return max((n for n in (available, train) if n is not None), default=None)
 
 
@@ -58,7 +92,7 @@ def chosen_weights(weights: Weights | None, key: str | None) -> Weights | None:
 
 
 def check_sizes(clients: int, batch_size: int | None) -> None:
-    """Raise ValueError for numbers of clients or of samples per batch below one."""
+    """Refuse numbers of clients or of samples per batch below one."""
     if clients < 1:
         raise ValueError(f"clients must be at least 1, got {clients}")
     if batch_size is not None and batch_size < 1:
@@ -68,7 +102,7 @@ def check_sizes(clients: int, batch_size: int | None) -> None:
 
 
 def check_enough(enough: int | None, min_clients: int, clients: int) -> None:
-    """Raise ValueError unless a round can end with this number of replies."""
+    """Refuse a number of replies with which a round cannot end."""
     least = max(1, min_clients)
     if enough is not None and not least <= enough <= clients:
         raise ValueError(f"enough must be from {least} to {clients}, or None, got {enough}")
@@ -80,9 +114,3 @@ def check_evaluation(fraction: float, least: int) -> None:
         raise ValueError(f"fraction_evaluate must be from 0 to 1, got {fraction}")
     if least < 0:
         raise ValueError(f"min_evaluate_nodes must be at least 0, got {least}")
-
-
-def check_min_available_nodes(number: int | None, clients: int) -> None:
-    """Refuse to wait for more nodes than there are clients."""
-    if number is not None and not 1 <= number <= clients:
-        raise ValueError(f"min_available_nodes must be from 1 to {clients}, or None, got {number}")

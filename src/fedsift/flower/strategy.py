@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from logging import INFO
 from pathlib import Path
+from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -18,32 +17,30 @@ from fedsift.algorithms.buffers import BUFFERS, with_buffers
 from fedsift.algorithms.method import Algorithm
 from fedsift.algorithms.registry import require_own_rounds
 from fedsift.errors import require_choice
-from fedsift.federation.cohort import check_cohort, cohort_size
 from fedsift.federation.norm_bound import MAX_NORM_RATIO, check_max_norm_ratio
 from fedsift.federation.round import MAX_SAMPLES
 from fedsift.flower.arrays import vector_from_arrays
 from fedsift.flower.deployment import Deployment
 from fedsift.flower.engine import EvaluateFn, RemoteEngine
 from fedsift.flower.metrics import check_metrics_port, metrics_server
-from fedsift.flower.noise import RATE, check_private
+from fedsift.flower.noise import RATE
+from fedsift.flower.protection import Protection
 from fedsift.flower.protocol import NUM_EXAMPLES
 from fedsift.flower.run import DeployedRun
 from fedsift.flower.sampling import (
-    check_enough,
-    check_evaluation,
-    check_min_available_nodes,
+    Sampling,
     check_sizes,
     chosen_participation,
     chosen_weights,
     nodes_to_wait_for,
 )
+from fedsift.flower.server_model import ServerModel
 from fedsift.privacy import DifferentialPrivacy
-from fedsift.privacy.robust import Aggregation, check_aggregation
-from fedsift.privacy.secure.settings import SecureSettings, check_can_be_secure, settings_from
+from fedsift.privacy.robust import Aggregation
+from fedsift.privacy.secure.settings import SecureSettings, settings_from
 from fedsift.runs.config import KEEP_CHECKPOINTS, RunConfig, check_keep_checkpoints
 from fedsift.runs.folder import RunFolder
-from fedsift.task import Loss, RemoteClients, Task, Weights
-from fedsift.task.synthetic import output_shape
+from fedsift.task import Loss, Weights
 from fedsift.vector import Layout
 
 
@@ -167,51 +164,43 @@ class FedSift(Strategy):
         theta: float = 0.1,
     ) -> None:
         check_sizes(clients, batch_size)
-        participation = chosen_participation(
-            participation, fraction_train, min_train_nodes, clients
-        )
-        check_evaluation(fraction_evaluate, min_evaluate_nodes)
-        check_cohort(clients, participation, min_clients)
         check_max_norm_ratio(max_norm_ratio)
         check_keep_checkpoints(keep_checkpoints)
-        check_min_available_nodes(min_available_nodes, clients)
         check_metrics_port(metrics_port)
         require_choice("buffers", buffers, BUFFERS)
         require_own_rounds(algorithm)
-        if (secure_settings := settings_from(secure)) is not None:
-            check_can_be_secure(algorithm)
-            secure_settings.resolved(cohort_size(participation, clients))
-        check_aggregation(aggregation, algorithm)
-        if algorithm.makes_samples and (network is None or input_shape is None):
-            raise ValueError(
-                f"the server of {algorithm.name} computes gradients of synthetic samples: pass "
-                "network=model, input_shape=(...) and, unless it is cross-entropy, loss="
-            )
-        check_enough(enough, min_clients, clients)
-        self.algorithm, self.clients = algorithm, clients
-        self.batch_size, self.max_samples = batch_size, max_samples
-        self.weights = chosen_weights(weights, weighted_by_key)
-        if privacy is not None:
-            check_private(algorithm, privacy, self.weights, bool(secure), enough)
-            self.weights = "equal"
+        weights = chosen_weights(weights, weighted_by_key)
+        self.sampling = Sampling(
+            clients,
+            chosen_participation(participation, fraction_train, min_train_nodes, clients),
+            min_clients,
+            enough,
+            nodes_to_wait_for(min_available_nodes, min_train_nodes, clients),
+            fraction_evaluate,
+            min_evaluate_nodes,
+        )
+        self.protection = Protection(
+            settings_from(secure), privacy, aggregation, float(max_norm_ratio or 0)
+        )
+        self.protection.check_fits(algorithm, self.sampling, weights)
+        self.server_model = ServerModel(network, input_shape, loss)
+        self.server_model.check_fits(algorithm)
+        self.algorithm, self.path = algorithm, Path(folder)
+        self.weights: Weights | None = weights if privacy is None else "equal"
         self.weight_key = weighted_by_key or NUM_EXAMPLES
-        self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
-        self.min_nodes = nodes_to_wait_for(min_available_nodes, min_train_nodes)
-        self.seed, self.participation = seed, participation
-        self.min_clients, self.enough, self.wait = min_clients, enough, wait
-        self.max_norm_ratio, self.buffers = float(max_norm_ratio or 0), buffers
-        self.secure, self.privacy = secure_settings, privacy
-        self.aggregation: Aggregation = aggregation
-        self.network, self.input_shape, self.loss = network, input_shape, loss
+        self.batch_size, self.max_samples, self.seed = batch_size, max_samples, seed
+        self.buffers, self.wait = buffers, wait
         self.keep_checkpoints, self.metrics_port = keep_checkpoints, metrics_port
-        self.path, self.dataset, self.model = Path(folder), dataset, model
-        self.partition, self.theta = partition, theta
+        self.labels: dict[str, Any] = {
+            "dataset": dataset, "model": model, "partition": partition, "theta": theta,
+        }  # fmt: skip
         self.run: DeployedRun | None = None
 
     def summary(self) -> None:
         """Log the settings."""
+        clients, least = self.sampling.clients, self.sampling.min_clients
         log(INFO, "\t├──> %r", self.algorithm)
-        log(INFO, "\t├──> %s clients, at least %s per round", self.clients, self.min_clients)
+        log(INFO, "\t├──> %s clients, at least %s per round", clients, least)
         log(INFO, "\t└──> run folder: %s", self.path.absolute())
 
     def start(
@@ -272,31 +261,30 @@ class FedSift(Strategy):
 
     def config(self, rounds: int) -> RunConfig:
         """Return the configuration that defines the run."""
-        private = self.privacy and self.privacy.calibrated(RATE, rounds)
+        sampling, protection = self.sampling, self.protection
+        secure, private = protection.secure, protection.privacy
+        noise: dict[str, Any] = private.calibrated(RATE, rounds).settings() if private else {}
         return RunConfig(
             algorithm=self.algorithm.name,
-            clients=self.clients,
+            clients=sampling.clients,
             rounds=rounds,
             batch_size=self.batch_size or 0,
             weights=self.weights or self.algorithm.weights,
-            partition=self.partition,
-            theta=self.theta,
-            participation=self.participation,
-            min_clients=self.min_clients,
-            max_norm_ratio=self.max_norm_ratio,
+            participation=sampling.participation,
+            min_clients=sampling.min_clients,
+            max_norm_ratio=protection.max_norm_ratio,
             buffers=self.buffers,
-            secure=self.secure is not None,
-            secure_neighbors=0 if self.secure is None else self.secure.neighbors,
-            secure_threshold=0 if self.secure is None else self.secure.threshold,
-            aggregation=self.aggregation,
+            secure=secure is not None,
+            secure_neighbors=secure.neighbors if secure else 0,
+            secure_threshold=secure.threshold if secure else 0,
+            aggregation=protection.aggregation,
             keep_checkpoints=self.keep_checkpoints,
             wire="flower",
             seed=self.seed,
             device="cpu",
             settings=dict(self.algorithm.settings),
-            **(private.settings() if private else {}),  # type: ignore[arg-type]
-            dataset=self.dataset,
-            model=self.model,
+            **self.labels,
+            **noise,
         )
 
     def restore_run(
@@ -310,46 +298,33 @@ class FedSift(Strategy):
         """Return the run in the folder, ready for its next round."""
         if self.buffers == "frozen":
             layout, w = layout.without_buffers(), layout.split(w)[0]
-        if self.secure and layout.buffers and self.buffers == "average":
-            raise ValueError(
-                'buffers="average" sends each client\'s running statistics in the clear: with '
-                'secure aggregation, choose buffers="local" or "frozen"'
-            )
+        sampling, protection = self.sampling, self.protection
+        protection.check_buffers(layout, self.buffers)
         algorithm = with_buffers(self.algorithm, layout, self.buffers)
-        task = self.task(algorithm, layout)
-        engine = RemoteEngine(evaluate_fn, self.enough, Result())
+        task = self.server_model.task(
+            algorithm, layout, sampling.clients, self.batch_size, self.seed
+        )
+        engine = RemoteEngine(evaluate_fn, sampling.enough, Result())
         config = folder.config()
         assert isinstance(config, RunConfig)
         federation = Deployment(
             task,
             algorithm,
             engine,
-            self.participation,
-            min_clients=self.min_clients,
+            sampling.participation,
+            min_clients=sampling.min_clients,
             max_samples=self.max_samples,
-            max_norm_ratio=self.max_norm_ratio,
+            max_norm_ratio=protection.max_norm_ratio,
             weights=self.weights,
-            aggregation=self.aggregation,
+            aggregation=protection.aggregation,
             weight_key=self.weight_key,
-            secure=self.secure,
+            secure=protection.secure,
             privacy=config.privacy,
             noise_file=folder.path / "noise-draws.txt",
         )
         return DeployedRun.restore(
-            folder, federation, engine, w, timeout, self.wait, self.min_nodes
+            folder, federation, engine, w, timeout, self.wait, sampling.min_nodes
         )
-
-    def task(self, algorithm: Algorithm, layout: Layout) -> Task:
-        """Return what is trained. The server knows the number of clients, but not their data."""
-        model = nn.Module() if self.network is None else copy.deepcopy(self.network)
-        if self.network is not None:
-            check_network(model, layout)
-        if self.input_shape is not None and algorithm.makes_samples:
-            zeros = torch.zeros(1, *self.input_shape, dtype=layout.dtype)
-            shapes = tuple(self.input_shape), output_shape(model, self.loss, zeros)
-            layout = layout.with_sample_shapes(shapes)
-        clients, layout = RemoteClients(self.clients, {}), algorithm.layout_for(layout)
-        return Task(model, self.loss, clients, None, self.batch_size, self.seed, layout)
 
     @property
     def current_run(self) -> DeployedRun:
@@ -376,7 +351,7 @@ class FedSift(Strategy):
     ) -> list[Message]:
         """Return the requests to the nodes that evaluate the model of the round."""
         with_round = ConfigRecord({**config, "server-round": server_round})
-        fraction, least = self.fraction_evaluate, self.min_evaluate_nodes
+        fraction, least = self.sampling.fraction_evaluate, self.sampling.min_evaluate_nodes
         return self.current_run.start_evaluation(fraction, least, with_round, grid)
 
     def aggregate_evaluate(
@@ -384,13 +359,3 @@ class FedSift(Strategy):
     ) -> MetricRecord | None:
         """Return the weighted means of the clients' metrics."""
         return self.current_run.merge_evaluations(replies)
-
-
-def check_network(network: nn.Module, layout: Layout) -> None:
-    """Raise ValueError unless a network has the parameters that are trained."""
-    own = Layout.of(network)
-    if (own.names, own.shapes, own.dtype) != (layout.names, layout.shapes, layout.dtype):
-        raise ValueError(
-            "network has other parameters than initial_arrays: pass "
-            "fedsift.flower.arrays_of(network) to start"
-        )

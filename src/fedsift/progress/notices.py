@@ -1,4 +1,4 @@
-"""What training has to say once, such as how a GPU runs it, next to the progress of its rounds."""
+"""Messages that are shown once, next to the progress, such as how a GPU runs the training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NoticeHandler(logging.Handler):
 
 @contextmanager
 def notices() -> Iterator[None]:
-    """Show what is logged as information; only once if several displays are nested."""
+    """Show messages logged at level INFO, once even if displays are nested."""
     if any(isinstance(handler, NoticeHandler) for handler in LOGGER.handlers):
         yield
         return

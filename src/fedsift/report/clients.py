@@ -25,7 +25,7 @@ from fedsift.simulation import Record
 
 @dataclass(frozen=True)
 class ClientMeasure:
-    """What is measured on each client, and which clients are badly off.
+    """What is measured on each client, and which clients do worst.
 
     ``percentile`` is that of the values at which a tenth of the clients are worse.
     """

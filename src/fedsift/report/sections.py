@@ -103,7 +103,7 @@ def sections_of(runs: Sequence[ReportedRun], target: float | None = None) -> lis
 
 
 def origins(sets: Sequence[Sequence[ReportedRun]]) -> list[str]:
-    """Return the folder of each set of runs, below the folder of all; "" where it says nothing."""
+    """Return the folder of each set of runs relative to their common one; "" if it adds nothing."""
     if not all(run.folder for runs in sets for run in runs):
         return [""] * len(sets)
     folders = [os.path.commonpath([os.path.abspath(run.folder) for run in runs]) for runs in sets]

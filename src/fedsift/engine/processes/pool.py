@@ -30,7 +30,7 @@ STOPPED_SECONDS = 15.0
 SILENT_SECONDS = 300.0
 """Workers that are silent for this long, and much longer than before, are named in a warning."""
 SILENT_RATIO = 10
-"""How much longer."""
+"""How many times longer a silent worker must take than before to be named in a warning."""
 
 
 class WorkerPool:

@@ -1,4 +1,4 @@
-"""Faster forms of modules of language models that compute the same: what Llama and its kin share.
+"""Faster forms of the modules of Llama-style language models, which compute the same.
 
 A module is recognized by its parts. Whether the result is the same is checked by the gradients that
 the whole model has with these forms, so a module that only looks alike does no harm.
