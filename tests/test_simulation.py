@@ -167,8 +167,8 @@ def test_the_result_has_a_short_text_and_a_report(whole, tmp_path):
         r"Result\(rounds=6, accuracy=0\.\d{4}, uplink_bytes=\d+ per client, parameters=10\)",
         repr(whole),
     )
-    whole.report(tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
+    whole.report(tmp_path / "new" / "report.html")
+    page = (tmp_path / "new" / "report.html").read_text()
     assert "efficient-adam on own data" in page
     found = re.search(r'<script[^>]*id="data"[^>]*>(.*?)</script>', page, re.DOTALL)
     (group,) = json.loads(found[1])["comparisons"]["comparison0"]["groups"]
@@ -232,7 +232,7 @@ def test_a_result_can_be_saved_and_loaded(whole, tmp_path):
     assert (loaded.layout, loaded.settings) == (half.layout, half.settings)
     assert_same(simulate(start=loaded), whole)
     assert main(["report", str(tmp_path / "half"), "-o", str(tmp_path / "r.html")]) == 0
-    with pytest.raises(ValueError, match="already holds a run"):
+    with pytest.raises(ValueError, match="already holds a run: save the result in another folder"):
         half.save(tmp_path / "half")
 
 

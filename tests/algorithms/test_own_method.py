@@ -11,7 +11,7 @@ import guide
 from fedsift import algorithms
 from fedsift.algorithms import METHODS, Algorithm, Phase, find, method, normalized_name
 from fedsift.algorithms.method import always
-from fedsift.codec.update import dense
+from fedsift.codec.update import dense, sparse
 from fedsift.codec.values import Linear
 from fedsift.report.styles import palette, style_of
 from problems import ridge
@@ -88,6 +88,34 @@ PHASES = {
     "a step to a tensor": (
         {"step": lambda x, gradient, context: x.w},
         r"step must return a state with the vectors w, m, v, such as .*, got a Tensor",
+    ),
+    "a step to one vector": (
+        {"step": lambda x, gradient, context: x.map(lambda vector: vector[0])},
+        r"step returned w with the shape \(12,\); it must keep its shape \(1, 12\)",
+    ),
+    "a start without a state": (
+        {"local_start": lambda state, memory: None},
+        "local_start must return a state with at least the vectors w, m, v, got a NoneType",
+    ),
+    "a start without moments": (
+        {"local_start": lambda state, memory: fedsift.State(w=state.w)},
+        "local_start must return a state with at least the vectors w, m, v, got State",
+    ),
+    "a step with an unknown memory": (
+        {"step": lambda x, gradient, context: x.replace(w=context.memory["rest"])},
+        r"there is no memory 'rest': declare it, as in client_memory=\(\"rest\",\)",
+    ),
+    "an unknown memory": (
+        {"send": lambda context, update, memory: (parts_of(update), {"c": memory["c"]})},
+        r"there is no memory 'c': declare it, as in client_memory=\(\"c\",\)",
+    ),
+    "an unknown memory of the server": (
+        {"broadcast": lambda context, mean, memory: ((), {"c": memory["c"]})},
+        "there is no memory 'c': declare it, as in .* or in server_memory if the server keeps it",
+    ),
+    "numbers as a mask": (
+        {"send": lambda c, update, memory: (sparse({"w": update.delta_w}, update.delta_w), memory)},
+        r"a mask must be of booleans, such as top_k\(x, k\), got torch.float64",
     ),
     "a tensor as the state": (
         {"apply": lambda context, state, received: state.w},
@@ -173,6 +201,15 @@ def test_a_method_of_a_module_can_be_compressed_by_name(tmp_path, monkeypatch):
         ValueError, match=r"unknown algorithm 'my-fedavg'.*package\.module:function$"
     ):
         find("my-fedavg")
+
+
+def test_a_phase_is_needed_for_every_round():
+    @method("nothing")
+    def nothing():
+        return Algorithm(lambda round: None)
+
+    with pytest.raises(TypeError, match="phase must return a Phase for every round, got None in r"):
+        nothing()
 
 
 def test_a_method_must_return_an_algorithm():

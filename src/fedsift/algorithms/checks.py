@@ -121,12 +121,66 @@ def checked_state(returned: Any, before: State, function: str) -> State:
     TypeError: apply must return a state with the vectors w, such as x.replace(w=...), got a Tensor
     """
     if isinstance(returned, State) and returned.names == before.names:
+        check_shapes(returned, before, function)
         return returned
     got = repr(returned) if isinstance(returned, State) else f"a {type(returned).__name__}"
     raise TypeError(
         f"{function} must return a state with the vectors {', '.join(before.names)}, such as "
         f"x.replace(w=...), got {got}"
     )
+
+
+def checked_start(returned: Any, state: State) -> State:
+    """Return what ``local_start`` returned, after checking that it has the vectors of the state.
+
+    >>> from torch import zeros
+    >>> checked_start(zeros(1, 2), State(w=zeros(1, 2)))
+    Traceback (most recent call last):
+    ...
+    TypeError: local_start must return a state with at least the vectors w, got a Tensor
+    """
+    if not (isinstance(returned, State) and set(state.names) <= set(returned.names)):
+        got = repr(returned) if isinstance(returned, State) else f"a {type(returned).__name__}"
+        names = ", ".join(state.names)
+        raise TypeError(
+            f"local_start must return a state with at least the vectors {names}, got {got}"
+        )
+    check_shapes(returned, state, "local_start")
+    return returned
+
+
+def check_shapes(after: State, before: State, function: str) -> None:
+    """Raise ValueError if a function changed the shape of a vector.
+
+    >>> from torch import zeros
+    >>> check_shapes(State(w=zeros(2)), State(w=zeros(1, 2)), "step")
+    Traceback (most recent call last):
+    ...
+    ValueError: step returned w with the shape (2,); it must keep its shape (1, 2)
+    """
+    for name in before.names:
+        if after[name].shape != before[name].shape:
+            got, kept = tuple(after[name].shape), tuple(before[name].shape)
+            raise ValueError(
+                f"{function} returned {name} with the shape {got}; it must keep its shape {kept}"
+            )
+
+
+class DeclaredMemory(dict[str, Tensor]):
+    """A memory as a method's functions see it: other names than the declared ones are explained.
+
+    >>> DeclaredMemory()["residual"]
+    Traceback (most recent call last):
+    ...
+    ValueError: there is no memory 'residual': declare it, as in client_memory=("residual",), or \
+in server_memory if the server keeps it
+    """
+
+    def __missing__(self, name: str) -> Tensor:
+        raise ValueError(
+            f'there is no memory {name!r}: declare it, as in client_memory=("{name}",), or in '
+            "server_memory if the server keeps it"
+        )
 
 
 def checked_points(points: Iterable[Tensor], w: Tensor) -> Iterator[Tensor]:

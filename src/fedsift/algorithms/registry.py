@@ -59,6 +59,8 @@ class Method:
         made = self.make(**{key: self.settings[key].at(x, round) for key, x in given.items()})
         if not isinstance(made, Algorithm):
             raise TypeError(f"the method {self.name!r} must return an Algorithm, not {made!r}")
+        if not isinstance(phase := made.phase(1), Phase):
+            raise TypeError(f"phase must return a Phase for every round, got {phase!r} in round 1")
         return made
 
     def varying_phase(

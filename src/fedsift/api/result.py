@@ -73,12 +73,15 @@ class Result:
 
     def report(self, path: str | Path) -> None:
         """Write a self-contained HTML report of this run."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         run = ReportedRun(self.summary(), self.history, labels=self.labels)
         title = f"{self.settings['algorithm']} on {self.settings['dataset']}"
         write_report([run], Path(path), title)
 
     def save(self, path: str | Path) -> None:
         """Write the result to a new folder, with the files of a run folder."""
+        if RunFolder(Path(path)).config_file.exists():
+            raise ValueError(f"{path} already holds a run: save the result in another folder")
         folder = RunFolder.create(Path(path), PythonConfig(self.settings))
         for record in self.history:
             append_line(folder.metrics_file, record)

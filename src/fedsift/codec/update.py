@@ -178,6 +178,8 @@ def sparse(
     [[-3.0, -3.0]]
     """
     require_client_axis("mask", mask)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"a mask must be of booleans, such as top_k(x, k), got {mask.dtype}")
     indices = positions(mask, k)
     chosen = coders or {}
     kept = {

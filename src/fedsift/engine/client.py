@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedsift.algorithms.checks import checked_message, checked_points
+from fedsift.algorithms.checks import DeclaredMemory, checked_message, checked_points, checked_start
 from fedsift.algorithms.method import Context, LocalUpdate, Memory, Phase
 from fedsift.algorithms.step_context import StepContext
 from fedsift.codec.errors import NotFiniteError
@@ -46,8 +46,9 @@ Batch = tuple[Tree, Tree, Tensor | None]
 
 def train_client(task: Task, job: Job, client: int, steps: LocalTraining) -> ClientResult:
     """Run one client's round: local start, local steps, send."""
-    phase, memory = job.phase, job.memory[client]
-    start = phase.local_start(job.state.map(lambda x: x[None]), memory)
+    phase, memory = job.phase, DeclaredMemory(job.memory[client])
+    state = job.state.map(lambda x: x[None])
+    start = checked_start(phase.local_start(state, memory), state)
     trained = steps(task, replace(job, memory={client: memory}), client, start)
     context = Context.of(task, job.round, job.state, (client,))
     return client_result(job.phase, context, start, trained, task.weight(client, job.weights))
@@ -75,7 +76,7 @@ def step_context(task: Task, round: int, start: State, memory: Memory) -> StepCo
         lambda number: number_for(start.w, number),
         round,
         lambda: start,
-        lambda: {name: x.clone() for name, x in memory.items()},
+        lambda: DeclaredMemory({name: x.clone() for name, x in memory.items()}),
     )
 
 

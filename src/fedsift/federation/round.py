@@ -14,7 +14,7 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from fedsift.algorithms.buffers import client_values, keeps_layers, mean_layers
-from fedsift.algorithms.checks import checked_message, checked_state
+from fedsift.algorithms.checks import DeclaredMemory, checked_message, checked_state
 from fedsift.algorithms.method import Algorithm, Context, Memory, Phase, zero_memory
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.frame import Spec, decode, state_hash
@@ -218,7 +218,7 @@ class Federation:
         context = replace(context, merged_share=share)
         try:
             mean = self.mean_update(inbox, snapshot.round)
-            message = phase.broadcast(context, mean, snapshot.server_memory)
+            message = phase.broadcast(context, mean, DeclaredMemory(snapshot.server_memory))
         except NotFiniteError:
             raise Diverged("the mean update is not finite") from None
         parts, memory = checked_message(message, snapshot.server_memory, "broadcast")

@@ -8,7 +8,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from fedsift.algorithms.checks import checked_points
+from fedsift.algorithms.checks import DeclaredMemory, checked_points
 from fedsift.algorithms.method import Memory, Phase, Step
 from fedsift.algorithms.step_context import StepContext
 from fedsift.engine.client import number_for
@@ -202,10 +202,8 @@ class GraphStep:
 
     def _memory_buffers(self) -> Memory:
         like, memory = self.gradients.buffers.x.w, self.given[1]
-        return {
-            name: torch.zeros_like(x if self._has_own_length(name) else like)
-            for name, x in memory.items()
-        }
+        lengths = {k: x if self._has_own_length(k) else like for k, x in memory.items()}
+        return DeclaredMemory({name: torch.zeros_like(x) for name, x in lengths.items()})
 
     def _has_own_length(self, name: str) -> bool:
         """Whether a vector does not have one number per parameter, whose order matters."""

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsift.algorithms.checks import checked_message
+from fedsift.algorithms.checks import DeclaredMemory, checked_message, checked_start
 from fedsift.algorithms.method import Algorithm, Context, LocalUpdate, Memory
 from fedsift.codec.errors import NotFiniteError
 from fedsift.codec.frame import Spec, encoded_sizes
@@ -109,7 +109,8 @@ class Stacked:
 
     def _train_stack(self, job: Job, clients: tuple[int, ...]) -> Results:
         memory = stack_memory([job.memory[n] for n in clients])
-        start = job.phase.local_start(stack_state(job.state, len(clients)), memory)
+        state = stack_state(job.state, len(clients))
+        start = checked_start(job.phase.local_start(state, memory), state)
         end, memory, losses = self._local_steps(job, clients, start, memory)
         is_finite = torch.stack([torch.isfinite(x).all(-1) for x in end]).all(0)
         if self.device.type != "cuda":
@@ -326,4 +327,4 @@ def stack_state(state: State, clients: int) -> State:
 
 def stack_memory(memories: Sequence[Memory]) -> Memory:
     """Return the clients' memories with their tensors stacked."""
-    return {name: torch.cat([memory[name] for memory in memories]) for name in memories[0]}
+    return DeclaredMemory({k: torch.cat([memory[k] for memory in memories]) for k in memories[0]})
