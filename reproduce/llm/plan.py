@@ -84,8 +84,8 @@ Without bias correction, ten steps of Adam along one gradient move 13 times as f
 from a V of many rounds, if β2 is 0.999, and 4 times as far if it is 0.99. FedAvg starts each round
 with V = 0. sift keeps V: its steps shrink over the rounds, and a larger learning rate is too large
 at first.
-Gradients of two blocks had norms of 0.7 to 1.2 in the first five steps, those of eight are smaller:
-sift's bound, at least 1, hardly acts on them.
+Gradients of two blocks had norms of 0.7 to 1.2 in the first five steps, so that sift's bound, which
+is at least 1, hardly acts on them.
 """
 
 

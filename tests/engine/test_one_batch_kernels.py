@@ -5,12 +5,22 @@ Where there is no GPU, Triton interprets them.
 
 import pytest
 import torch
-from stacked_models import DEVICE, TOKENS, Logits, assert_same, federation, llama, lora_on, text
+from stacked_models import (
+    DEVICE,
+    TOKENS,
+    Logits,
+    after_two_rounds,
+    assert_same,
+    federation,
+    llama,
+    lora_on,
+    text,
+)
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedsift.engine import Stacked
+from fedsift.engine import Reference, Stacked
 from fedsift.engine.gpu.gradients import SingleGradients
 from fedsift.engine.gpu.one_batch import blocks, losses, norms, rewrites
 from fedsift.engine.gpu.one_batch.gradients import OneBatchGradients
@@ -223,6 +233,19 @@ def test_blocks_without_trainable_layers_before_them_get_their_gradients(kernels
 
 def test_two_rounds_with_fused_blocks_are_those_of_the_reference(kernels):
     assert_same(federation(small_transformer(), *text()))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="products in bfloat16 need a GPU")
+def test_a_gpu_runs_fused_blocks_in_bfloat16_and_repeats_their_bits():
+    fed = federation(small_transformer(), *text(), precision="bf16")
+    engines = [Stacked(fed.task, fed.algorithm) for _ in range(2)]
+    first, again = (after_two_rounds(fed, engine) for engine in engines)
+    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+    (step,) = engines[0].steps.values()
+    assert len(step.gradients.blocks) == 2, step.line
+    exact = after_two_rounds(fed, Reference(fed.task))
+    change = exact.w - fed.initial_snapshot().state.w
+    assert (first.w - exact.w).norm() <= 0.2 * change.norm()  # Adam magnifies rounding errors
 
 
 def test_blocks_that_the_kernels_do_not_cover_run_as_separate_layers(kernels):
