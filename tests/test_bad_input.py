@@ -178,6 +178,8 @@ ONLY_IN_PYTHON = {
     "unknown weights": ({"weights": "samples"}, "weights must be batch, examples or equal"),
     "an unknown device": ({"device": "tpu"}, "unknown device 'tpu'; choose auto, cpu or cuda"),
     "a method by name": ({"algorithm": "fedadam"}, "made by a function of fedsift.algorithms"),
+    "a method that is not called": ({"algorithm": algorithms.fedadam}, "add parentheses"),
+    "true for client_tests": ({"client_tests": True}, "client_tests must be a list with the test"),
     "a transform that fails": ({"transform": fails}, "the transform fails on client 0: disk"),
     "a transform without result": ({"transform": lambda x: None}, "must return tensors"),
     "a transform with fewer samples": ({"transform": lambda x: x[:1]}, "as many samples"),

@@ -228,4 +228,4 @@ def test_the_command_line_reports_such_runs_and_says_how_to_continue_them(
     assert main(["resume", str(mine)]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "run the code that made it again" in said
+    assert "rerun the script that made it" in said

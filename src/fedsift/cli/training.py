@@ -79,7 +79,7 @@ def how_to_continue(folder: RunFolder) -> str:
     """Say how the run in a folder is continued."""
     config = folder.config()
     if isinstance(config, PythonConfig):
-        return "to continue it, run the code that made it again"
+        return "to continue it, rerun the script that made it"
     if config.wire == "flower":
         return (
             "to continue it, start its app again, or run 'fedsift deploy demo' with the same "

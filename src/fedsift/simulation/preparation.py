@@ -185,6 +185,11 @@ def evaluation_of(options: Options, task: Task) -> Evaluation:
     if isinstance(given, str):
         check_choice("client_tests", given, [BY_CLASS])
         given, shares = None, class_shares(task)
+    if not isinstance(given, Sequence | None):
+        raise ValueError(
+            "client_tests must be a list with the test data of each client, or 'by-class', "
+            f"got {type(given).__name__}"
+        )
     client_tests = [
         as_data(f"the test data of client {n}", data, task.device, task.layout.dtype)
         for n, data in enumerate(given or ())
@@ -199,7 +204,7 @@ def check_algorithm(algorithm: Any) -> Algorithm:
     if not isinstance(algorithm, Algorithm):
         raise ValueError(
             "algorithm must be made by a function of fedsift.algorithms, such as fedadam_ssm(), "
-            f"got {algorithm!r}"
+            f"got {algorithm!r}" + (": add parentheses" if callable(algorithm) else "")
         )
     return algorithm
 
