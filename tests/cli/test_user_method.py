@@ -54,7 +54,8 @@ SQUEEZED = ("run", "--algorithm", "my_methods:squeezed", "--strength", "0.02", *
 @pytest.fixture(autouse=True)
 def module(tmp_path, monkeypatch):
     """A folder with the user's module, in which the commands run."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    others = [path for path in sys.path if not Path(path, "my_methods.py").exists()]
+    monkeypatch.setattr(sys, "path", others)  # without the folders of other tests
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_methods.py").write_text(MODULE)
     forget()

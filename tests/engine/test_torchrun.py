@@ -108,5 +108,5 @@ def test_bad_input_is_reported_once(tmp_path):
     words = ("run", "--dataset", "moon", "--out", tmp_path / "x")
     code, _, err = finish(start(2, *words, module="torch.distributed.run"))
     assert code != 0
-    assert sum(line.startswith("fedsift:") for line in err.splitlines()) == 1
+    assert sum(line.startswith("fedsift:") for line in err.splitlines()) == 1, err
     assert not (tmp_path / "x").exists()

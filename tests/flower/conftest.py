@@ -17,7 +17,7 @@ def federation_of(tmp_path_factory):
     """
     started = []
 
-    def start(nodes, heartbeat=5):
+    def start(nodes, heartbeat=8):
         folder = tmp_path_factory.mktemp("federation")
         path = os.pathsep.join([str(HERE / "fast"), SOURCE])
         environment = {"PYTHONPATH": path, "HEARTBEAT": str(heartbeat)}
