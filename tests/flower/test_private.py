@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -98,20 +99,26 @@ def test_a_round_without_clients_gets_noise_too(train, tmp_path):
     assert len(rounds) == 6
 
 
-def test_a_round_that_is_repeated_costs_twice(train, tmp_path, monkeypatch):
-    """Clients may have received its model, which had other noise."""
-    privacy = DifferentialPrivacy(clip=1.0, noise=5.0)
+@contextmanager
+def killed_in_round(number, monkeypatch):
+    """Let the server end when it writes a round."""
     write_round = DeployedRun.write_round
 
-    def killed_in_round_2(run):
-        if run.snapshot.round == 2:
+    def write_unless_killed(run):
+        if run.snapshot.round == number:
             raise KeyboardInterrupt
         write_round(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeployedRun, "write_round", killed_in_round_2)
-        with pytest.raises(KeyboardInterrupt):
-            train("run", 3, privacy=privacy)
+        patch.setattr(DeployedRun, "write_round", write_unless_killed)
+        yield
+
+
+def test_a_round_that_is_repeated_costs_twice(train, tmp_path, monkeypatch):
+    """Clients may have received its model, which had other noise."""
+    privacy = DifferentialPrivacy(clip=1.0, noise=5.0)
+    with killed_in_round(2, monkeypatch), pytest.raises(KeyboardInterrupt):
+        train("run", 3, privacy=privacy)
     train("run", 3, privacy=privacy)
     expected = [epsilon_after(n, 5.0, 1.0, 1e-5) for n in (1, 3, 4)]
     assert [record["epsilon"] for record in history(tmp_path, "run")] == expected
@@ -121,17 +128,8 @@ def test_a_draw_that_ended_no_round_counts_in_the_summary(train, tmp_path, monke
     """The server is killed in round 3, and the budget allows no other attempt."""
     privacy = DifferentialPrivacy(clip=1.0, epsilon=4.0)
     calibrated = privacy.calibrated(1.0, 3)
-    write_round = DeployedRun.write_round
-
-    def killed_in_round_3(run):
-        if run.snapshot.round == 3:
-            raise KeyboardInterrupt
-        write_round(run)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DeployedRun, "write_round", killed_in_round_3)
-        with pytest.raises(KeyboardInterrupt):
-            train("run", 3, privacy=privacy)
+    with killed_in_round(3, monkeypatch), pytest.raises(KeyboardInterrupt):
+        train("run", 3, privacy=privacy)
     train("run", 3, privacy=privacy)
     assert len(history(tmp_path, "run")) == 2
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
